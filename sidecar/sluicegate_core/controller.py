@@ -1,0 +1,467 @@
+"""The Controller: events with `now` in, effects out.
+
+It owns every request from its arrival to its end, and all state of the decision; nothing in it waits, reads a
+clock or does I/O. Its shell (the gate, the simulator, a test) calls one method an event, carries out the
+returned effects in order, and calls `tick` at `wake_at`.
+
+Invariants, each with a test over thousands of interleavings:
+
+- Closing: offered = served + rejected + evicted + failed + in flight, for each class, after each event.
+- Tickets: a request is started at most once and ends exactly once; whatever else is asked asserts.
+- Work conservation: after each event no request waits that nothing holds (`handover` has the list of holds).
+- No refusal by prediction while there is room for the request and nobody ahead of it (`layers`).
+
+The parts: `estimate` (work), `predict` (times), `pace` (inter-token SLO), `engine` (occupancy), `line` (turns),
+`layers` (refusal), `handover` (start), `retry` (Retry-After).
+"""
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from typing import Final, NamedTuple
+
+from sluicegate_core.effects import Effect, EngineSnapshot, Evict, Refusal, Reject, Start, Truth
+from sluicegate_core.engine import EngineView
+from sluicegate_core.estimate import Estimator
+from sluicegate_core.handover import HandOver
+from sluicegate_core.layers import PROBE_EVERY_S, Scene, decide
+from sluicegate_core.line import Line
+from sluicegate_core.pace import Pace
+from sluicegate_core.policy import Mode, Policy
+from sluicegate_core.predict import Predictor
+from sluicegate_core.request import OUTPUT_TOKEN_COST, Request, Stage
+from sluicegate_core.retry import MAX_RETRY_AFTER_S, RetryMemory, retry_after_s
+from sluicegate_core.stats import ClassStats
+from sluicegate_core.vocabulary import EngineStatus, Hold, Outcome, Reason
+
+#: While somebody waits, hand-over is tried again after so long without an event: several times within the
+#: window of the measured gap.
+LOOK_AGAIN_S: Final = 0.02
+#: Refusals kept for `/debug/state`.
+RECENT_REFUSALS: Final = 100
+#: Records of classes that a policy no longer has, kept so that their counters do not jump.
+MAX_CLASS_RECORDS: Final = 64
+
+NO_EFFECTS: Final[tuple[Effect, ...]] = ()
+NEVER: Final = float("inf")
+
+
+class RecentRefusal(NamedTuple):
+    """One line of "why was I refused?"."""
+
+    at: float
+    class_name: str
+    client: str
+    reason: Reason
+    prompt_tokens: int
+    predicted_ttft_s: float | None
+    predicted_wait_s: float | None
+    slo_ttft_s: float | None
+    waited_s: float
+    retry_after_s: float
+
+
+class Controller:
+    """The decision for one engine. Not thread-safe: one task owns it."""
+
+    def __init__(self, policy: Policy, *, now: float, rng: random.Random) -> None:
+        """
+        Args:
+            policy: validated (`parse_policy`).
+            now: seconds of the shell's monotonic clock.
+            rng: seeded source of jitter.
+        """
+        self.policy = policy
+        self.line = Line([c.weight for c in policy.classes])
+        self.engine = EngineView(len(policy.classes), policy.engine.slots)
+        self.pace = Pace(policy)
+        self.predictor = Predictor(policy)
+        self.estimator = Estimator()
+        self.stats: dict[str, ClassStats] = {c.name: ClassStats() for c in policy.classes}
+        self.recent_refusals: deque[RecentRefusal] = deque(maxlen=RECENT_REFUSALS)
+        self.draining = False
+        self._hand_over = HandOver(policy, self.engine, self.pace, self.predictor)
+        self._retries = RetryMemory()
+        self._rng = rng
+        self._running: dict[Request, None] = {}
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._sequence = 0
+        self._probed_at = now - PROBE_EVERY_S
+        self._looked_at = now
+
+    # What the shell needs besides effects.
+
+    @property
+    def wake_at(self) -> float:
+        """When `tick` is due, s; infinity while nobody waits."""
+        if not self.line.count:
+            return NEVER
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][2].stage is not Stage.WAITING:
+            heappop(deadlines)
+        again = self._looked_at + LOOK_AGAIN_S
+        return min(again, deadlines[0][0]) if deadlines else again
+
+    @property
+    def waiting(self) -> int:
+        return self.line.count
+
+    @property
+    def running(self) -> int:
+        return self.engine.running
+
+    # Events.
+
+    def arrive(self, now: float, request: Request) -> Sequence[Effect]:
+        """A request came: it starts, waits, or is refused."""
+        assert request.stage is Stage.NEW
+        policy = self.policy.classes[request.class_index]
+        stats = request.stats = self.stats[policy.name]
+        stats.offered += 1
+        if request.is_retry or self._retries.is_retry(request.request_id):
+            request.is_retry = True
+            stats.retries += 1
+        request.arrived_at = now
+        self._sequence += 1
+        request.sequence = self._sequence
+        self.estimator.estimate(request, policy.name)
+
+        if self.policy.mode is Mode.ENFORCE:
+            scene = self._scene(now, request)
+            request.predicted_ttft_s = scene.ttft_s
+            reason = decide(scene)
+            if reason is not Reason.SLO_UNREACHABLE:
+                self.predictor.classes[request.class_index].arrivals.add(now)
+            if reason is not None:
+                return (self._reject(now, request, reason, scene),)
+            if scene.hold is None and scene.alone_s is not None and scene.idle:
+                self._probed_at = now
+            request.deadline = self._deadline(now, request)
+        else:
+            request.deadline = NEVER
+        request.stage = Stage.WAITING
+        self.line.append(request)
+        heappush(self._deadlines, (request.deadline, request.sequence, request))
+        self.predictor.line_changed(now, self.line)
+        effects = self._start_those_who_may(now)
+        if request.stage is Stage.WAITING:
+            request.was_queued = True
+            stats.queued += 1
+        return effects
+
+    def first_token(self, now: float, request: Request) -> Sequence[Effect]:
+        """The first token of a streamed answer came."""
+        if request.stage is not Stage.PREFILL:
+            return NO_EFFECTS
+        request.stage = Stage.DECODE
+        request.first_token_at = request.last_token_at = now
+        request.tokens_out = 1
+        self.engine.prefill_done(request)
+        self.pace.enter(now, request.class_index)
+        self.predictor.learn_service(request, now - request.started_at)
+        self._observe_ttft(request, now - request.arrived_at)
+        return self._start_those_who_may(now)
+
+    def progress(self, now: float, request: Request, tokens: int) -> None:
+        """Further tokens came, all at once. On the path of every chunk; has no effects."""
+        if request.stage is not Stage.DECODE or tokens <= 0:
+            return
+        gap_s = (now - request.last_token_at) / tokens
+        request.last_token_at = now
+        request.tokens_out += tokens
+        assert request.stats is not None
+        request.stats.itl_s.add(gap_s)
+        self.pace.token(request.class_index, tokens)
+        self.pace.sample(now, self.engine.pending > 0)
+
+    def finish(self, now: float, request: Request, truth: Truth) -> Sequence[Effect]:
+        """The answer reached the client whole."""
+        policy = self.policy.classes[request.class_index]
+        if request.stage is Stage.PREFILL:  # not streamed: the whole answer came at once
+            self._end_silent(now, request)
+        output_tokens = truth.output_tokens if truth.output_tokens is not None else request.tokens_out or None
+        self.estimator.learn(
+            request, policy.name, prompt_tokens=truth.prompt_tokens, output_tokens=output_tokens
+        )
+        self.predictor.learn_holding(request.class_index, now - request.started_at)
+        stats = request.stats
+        assert stats is not None
+        stats.total_s.add(now - request.arrived_at)
+        stats.tokens_in += truth.prompt_tokens if truth.prompt_tokens is not None else request.prompt_tokens
+        stats.tokens_out += output_tokens or 0
+        if self._within_slo(request, output_tokens):
+            stats.served_in_slo += 1
+        return self._release(now, request, Outcome.SERVED, None, truth)
+
+    def fail(self, now: float, request: Request, reason: Reason, truth: Truth) -> Sequence[Effect]:
+        """A request with the engine came to nothing. It teaches no estimator."""
+        return self._release(now, request, Outcome.FAILED, reason, truth)
+
+    def cancel(self, now: float, request: Request) -> Sequence[Effect]:
+        """The client left. One that waits is dropped and never handed over."""
+        if request.stage is Stage.WAITING:
+            self._leave_line(now, request)
+            self._end(request, Outcome.EVICTED, Reason.CLIENT_GONE)
+            return self._start_those_who_may(now)
+        return self._release(now, request, Outcome.FAILED, Reason.CLIENT_GONE, Truth())
+
+    def engine_status(self, now: float, status: EngineStatus) -> Sequence[Effect]:
+        """The engine was found up, loading or down."""
+        self.engine.status = status
+        return self._start_those_who_may(now)
+
+    def engine_snapshot(self, now: float, snapshot: EngineSnapshot) -> Sequence[Effect]:
+        """The engine's own word on itself."""
+        self.engine.snapshot(now, snapshot)
+        return self._start_those_who_may(now)
+
+    def tick(self, now: float) -> Sequence[Effect]:
+        """Time passed: evict whose last moment is over, start who may go."""
+        effects: list[Effect] = []
+        deadlines = self._deadlines
+        while deadlines and (deadlines[0][0] <= now or deadlines[0][2].stage is not Stage.WAITING):
+            request = heappop(deadlines)[2]
+            if request.stage is Stage.WAITING:
+                effects.append(self._evict(now, request, Reason.DEADLINE))
+        effects.extend(self._start_those_who_may(now))
+        return effects
+
+    def drain(self, now: float) -> Sequence[Effect]:
+        """The pod is going away: refuse what comes, serve what waits."""
+        self.draining = True
+        return self._start_those_who_may(now)
+
+    def give_up_line(self, now: float) -> Sequence[Effect]:
+        """The drain's bound is over: evict everybody who still waits."""
+        return [self._evict(now, request, Reason.DRAINED) for request in list(self.line)]
+
+    def reconfigure(self, now: float, policy: Policy) -> Sequence[Effect]:
+        """Another policy is in force from now on; nothing in flight is lost.
+
+        What was learned of a class stays with its name. Requests of a class that is gone continue in the
+        default class; those that wait keep their deadline.
+        """
+        waiting = sorted(self.line, key=lambda r: r.sequence)
+        index_of = {c.name: i for i, c in enumerate(policy.classes)}
+        default = index_of[policy.classify.default]
+        moved = [index_of.get(c.name, default) for c in self.policy.classes]
+
+        self.policy = policy
+        self.line = Line([c.weight for c in policy.classes])
+        for request in waiting:
+            request.class_index = moved[request.class_index]
+            self.line.append(request)
+        for request in self._running:
+            request.class_index = moved[request.class_index]
+            request.flow = None
+        self.engine.reconfigure(len(policy.classes), moved, policy.engine.slots)
+        self.pace.reconfigure(policy, moved)
+        self.predictor.reconfigure(policy)
+        self.predictor.line_changed(now, self.line)
+        self._hand_over.reconfigure(policy)
+        for c in policy.classes:
+            self.stats.setdefault(c.name, ClassStats())
+        for name in [n for n, s in self.stats.items() if n not in index_of and not s.in_flight]:
+            if len(self.stats) <= MAX_CLASS_RECORDS:
+                break
+            del self.stats[name]
+        return self._start_those_who_may(now)
+
+    # What holds the line, for `/debug/state` and tests.
+
+    def hold(self, now: float, request: Request) -> Hold | None:
+        """What keeps a waiting request from the engine, or None if it may go."""
+        self.engine.advance(now)
+        return self._hand_over.hold(now, request)
+
+    def kept_slots(self, now: float, class_index: int) -> int | None:
+        """Slots kept for a class; None where the engine's slots are unknown."""
+        slots = self.engine.slots(now)
+        return None if slots is None else self._hand_over.kept_for(now, class_index, slots)
+
+    # Arrival.
+
+    def _scene(self, now: float, request: Request) -> Scene:
+        self.engine.advance(now)
+        line, engine = self.line, self.engine
+        own_queue = line.queues[request.class_index]
+        hold = self._hand_over.hold(now, request)
+        if hold is None and own_queue.count == 0:
+            wait_s: float | None = 0.0
+        else:
+            wait_s = self.predictor.wait_s(now, request, line, engine.running)
+        backlog = engine.pending_tokens
+        service_s = self.predictor.service_s(request, backlog)
+        return Scene(
+            request=request,
+            policy=self.policy.classes[request.class_index],
+            status=engine.status,
+            draining=self.draining,
+            idle=not engine.running and not line.count,
+            probe_due=now - self._probed_at >= PROBE_EVERY_S,
+            waiting=line.count,
+            hold=hold,
+            wait_s=wait_s,
+            service_s=service_s,
+            alone_s=service_s if not backlog else self.predictor.service_s(request, 0),
+        )
+
+    def _deadline(self, now: float, request: Request) -> float:
+        """The last moment at which the request may still wait: service must yet make its SLO."""
+        policy = self.policy.classes[request.class_index]
+        patience_s = policy.max_queue_time_s
+        if policy.slo.ttft_s is not None:
+            service_s = self.predictor.cautious_service_s(request)
+            patience_s = min(patience_s, max(0.0, policy.slo.ttft_s - (service_s or 0.0)))
+        return now + patience_s
+
+    def _refusal(self, now: float, request: Request, reason: Reason, scene: Scene) -> Refusal:
+        policy = self.policy.classes[request.class_index]
+        fits_in_s: float | None
+        if reason.nobody_home:
+            fits_in_s = None
+        elif reason is Reason.SLO_UNREACHABLE:
+            fits_in_s = MAX_RETRY_AFTER_S
+        elif scene.wait_s is None:
+            fits_in_s = None
+        else:
+            # It fits once the wait has shrunk to what its SLO and its class's bound leave for waiting.
+            slo_s = policy.slo.ttft_s
+            room_s = policy.max_queue_time_s
+            if slo_s is not None:
+                room_s = min(room_s, slo_s - (scene.service_s or 0.0))
+            fits_in_s = scene.wait_s - room_s
+        return Refusal(
+            reason=reason,
+            retry_after_s=retry_after_s(fits_in_s, self._rng),
+            should_retry=reason is not Reason.SLO_UNREACHABLE,
+            predicted_ttft_s=scene.ttft_s,
+        )
+
+    def _reject(self, now: float, request: Request, reason: Reason, scene: Scene) -> Reject:
+        refusal = self._refusal(now, request, reason, scene)
+        self._remember(now, request, refusal, scene)
+        self._end(request, Outcome.REJECTED, reason)
+        return Reject(request, refusal)
+
+    def _evict(self, now: float, request: Request, reason: Reason) -> Evict:
+        self._leave_line(now, request)
+        scene = self._scene(now, request)
+        refusal = self._refusal(now, request, reason, scene)
+        self._remember(now, request, refusal, scene)
+        self._end(request, Outcome.EVICTED, reason)
+        return Evict(request, refusal)
+
+    def _remember(self, now: float, request: Request, refusal: Refusal, scene: Scene) -> None:
+        self._retries.refused(request.request_id)
+        policy = self.policy.classes[request.class_index]
+        self.recent_refusals.append(
+            RecentRefusal(
+                at=now,
+                class_name=policy.name,
+                client=request.client,
+                reason=refusal.reason,
+                prompt_tokens=request.prompt_tokens,
+                predicted_ttft_s=refusal.predicted_ttft_s,
+                predicted_wait_s=scene.wait_s,
+                slo_ttft_s=policy.slo.ttft_s,
+                waited_s=now - request.arrived_at,
+                retry_after_s=refusal.retry_after_s,
+            )
+        )
+
+    # The line.
+
+    def _start_those_who_may(self, now: float) -> Sequence[Effect]:
+        self._looked_at = now
+        if not self.line.count:
+            return NO_EFFECTS
+        self.engine.advance(now)
+        line, hand_over = self.line, self._hand_over
+        effects: list[Effect] = []
+        while line.count and hand_over.hold_all(now) is None:
+            request = line.next(lambda r: hand_over.hold_one(now, r) is None)
+            if request is None:
+                break
+            effects.append(self._start(now, request))
+        return effects
+
+    def _start(self, now: float, request: Request) -> Start:
+        self.predictor.handed_over(now, request)
+        self.line.take(request)
+        self.predictor.line_changed(now, self.line)
+        request.stage = Stage.PREFILL
+        request.started_at = now
+        request.backlog_at_start = self.engine.pending_tokens
+        request.predicted_service_s = self.predictor.service_s(request, request.backlog_at_start)
+        self._running[request] = None
+        self.engine.started(request, request.predicted_service_s)
+        stats = request.stats
+        assert stats is not None
+        stats.started += 1
+        stats.queue_delay_s.add(now - request.arrived_at)
+        return Start(request)
+
+    def _leave_line(self, now: float, request: Request) -> None:
+        self.line.remove(request)
+        self.predictor.line_changed(now, self.line)
+        if len(self._deadlines) > 2 * self.line.count + 64:  # those who left in time leave entries behind
+            self._deadlines = [entry for entry in self._deadlines if entry[2].stage is Stage.WAITING]
+            heapify(self._deadlines)
+
+    # The end.
+
+    def _end_silent(self, now: float, request: Request) -> None:
+        """First token of an answer that came at once: its end, where nothing is generated token by token."""
+        if not request.generates:
+            self.predictor.learn_service(request, now - request.started_at)
+            self._observe_ttft(request, now - request.arrived_at)
+            request.first_token_at = now
+
+    def _observe_ttft(self, request: Request, ttft_s: float) -> None:
+        stats = request.stats
+        assert stats is not None
+        stats.ttft_s.add(ttft_s)
+        if request.predicted_ttft_s is not None and ttft_s > 0.0:
+            stats.prediction_ratio.add(request.predicted_ttft_s / ttft_s)
+
+    def _within_slo(self, request: Request, output_tokens: int | None) -> bool:
+        """Was the answer within its class's SLO?
+
+        An answer that generates but is not streamed shows its first token to nobody: it is judged by its wait
+        and the service predicted for it, and by its wait alone while that is unknown.
+        """
+        slo = self.policy.classes[request.class_index].slo
+        if request.first_token_at:
+            ttft_s = request.first_token_at - request.arrived_at
+        else:
+            ttft_s = request.started_at - request.arrived_at + (request.predicted_service_s or 0.0)
+        if slo.ttft_s is not None and ttft_s > slo.ttft_s:
+            return False
+        if slo.itl_s is not None and request.tokens_out > 1:
+            tokens = max(request.tokens_out, output_tokens or 0)
+            mean_gap_s = (request.last_token_at - request.first_token_at) / (tokens - 1)
+            return mean_gap_s <= slo.itl_s
+        return True
+
+    def _release(
+        self, now: float, request: Request, outcome: Outcome, reason: Reason | None, truth: Truth
+    ) -> Sequence[Effect]:
+        """Give the ticket back: once, whatever the way it ends."""
+        assert request.stage in (Stage.PREFILL, Stage.DECODE), "released twice, or never started"
+        del self._running[request]
+        if request.stage is Stage.DECODE:
+            self.pace.leave(now, request.class_index)
+        self.engine.ended(request)
+        prompt_tokens = truth.prompt_tokens if truth.prompt_tokens is not None else request.prompt_tokens
+        output_tokens = truth.output_tokens if truth.output_tokens is not None else request.tokens_out
+        self.line.settle(request, prompt_tokens + OUTPUT_TOKEN_COST * output_tokens)
+        self._end(request, outcome, reason)
+        return self._start_those_who_may(now)
+
+    def _end(self, request: Request, outcome: Outcome, reason: Reason | None) -> None:
+        request.stage = Stage.ENDED
+        request.flow = None
+        assert request.stats is not None
+        request.stats.ended(outcome, reason)

@@ -1,0 +1,168 @@
+"""The engine as the gate sees it: what it was given, what it has begun, and what it says of itself.
+
+The gate's own counters lead. What the engine reports corrects them (slots, a queue of its own), and is dropped
+when it is older than `SNAPSHOT_FRESH_S`. Slots that nobody reports are found out: an engine that holds a prompt
+far longer than its prefill takes, while others stream, has no room, and the number of streams then is what it
+runs at once. Time passes and one more is tried, so that a wrong number does not stay.
+
+Owned by the `Controller`. When to hand over is `handover`'s question; what it costs, `predict`'s.
+"""
+
+from heapq import heappop, heappush
+from typing import Final
+
+from sluicegate_core.effects import EngineSnapshot
+from sluicegate_core.request import Request, Stage
+from sluicegate_core.vocabulary import EngineStatus
+
+#: Age at which the engine's own word is no longer believed: three polls of a second, with a margin.
+SNAPSHOT_FRESH_S: Final = 3.5
+#: A prompt is stalled when it has had this many times its predicted service, and this long beyond.
+STALLED_FACTOR: Final = 3.0
+STALLED_GRACE_S: Final = 0.5
+#: A number of slots that was found out is raised by one after so long without new evidence.
+SLOT_RETRY_S: Final = 10.0
+#: Prefill handed over ahead of what is done, in time at the measured rate, and its bounds in tokens. It must
+#: cover a step of the engine, or its batches go out half full; every token more is one that cannot be
+#: reordered. About a thousand tokens did best in simulation, and twice or half as many nearly as well.
+BACKLOG_S: Final = 0.1
+MIN_BACKLOG_TOKENS: Final = 512
+MAX_BACKLOG_TOKENS: Final = 8192
+UNLEARNED_BACKLOG_TOKENS: Final = 1024
+
+
+class EngineView:
+    """Occupancy, backlog and slots of the engine."""
+
+    __slots__ = (
+        "_expected", "_found_at", "_found_slots", "_pending", "_snapshot", "_snapshot_at", "_stated_slots",
+        "pending_tokens", "running", "running_of", "status",
+    )  # fmt: skip
+
+    def __init__(self, classes: int, stated_slots: int | None) -> None:
+        self.status = EngineStatus.UNKNOWN
+        self.running = 0
+        self.running_of = [0] * classes
+        self.pending_tokens = 0
+        self._pending: dict[Request, None] = {}  # with the engine, prefill not done; oldest first
+        self._expected: list[tuple[float, int, Request]] = []  # when a silent request's prefill is done
+        self._stated_slots = stated_slots
+        self._found_slots: int | None = None
+        self._found_at = 0.0
+        self._snapshot: EngineSnapshot | None = None
+        self._snapshot_at = 0.0
+
+    def reconfigure(self, classes: int, moved: list[int], stated_slots: int | None) -> None:
+        old = self.running_of
+        self.running_of = [0] * classes
+        for index, running in enumerate(old):
+            self.running_of[moved[index]] += running
+        self._stated_slots = stated_slots
+
+    def started(self, request: Request, expected_service_s: float | None) -> None:
+        """The request was handed over. One that will not stream is silent until it ends: its prefill counts
+        as done when it should be."""
+        self.running += 1
+        self.running_of[request.class_index] += 1
+        self.pending_tokens += request.prompt_tokens
+        self._pending[request] = None
+        if not request.streams and expected_service_s is not None:
+            done_at = request.started_at + expected_service_s
+            heappush(self._expected, (done_at, request.sequence, request))
+
+    def prefill_done(self, request: Request) -> None:
+        """First token, end, or time enough for a silent request."""
+        if request in self._pending:
+            del self._pending[request]
+            self.pending_tokens -= request.prompt_tokens
+
+    def ended(self, request: Request) -> None:
+        self.prefill_done(request)
+        self.running -= 1
+        self.running_of[request.class_index] -= 1
+
+    def advance(self, now: float) -> None:
+        """Let silent requests' prefill be done when its time has come."""
+        expected = self._expected
+        while expected and expected[0][0] <= now:
+            request = heappop(expected)[2]
+            if request.stage is Stage.PREFILL:
+                self.prefill_done(request)
+
+    def snapshot(self, now: float, snapshot: EngineSnapshot) -> None:
+        """The engine's own word. A queue of its own says that what runs is all it can run."""
+        self._snapshot = snapshot
+        self._snapshot_at = now
+        if snapshot.waiting and snapshot.running:
+            self._find_slots(now, snapshot.running)
+
+    def fresh_snapshot(self, now: float) -> EngineSnapshot | None:
+        if self._snapshot is None or now - self._snapshot_at > SNAPSHOT_FRESH_S:
+            return None
+        return self._snapshot
+
+    def _find_slots(self, now: float, slots: int) -> None:
+        self._found_slots = slots
+        self._found_at = now
+
+    def stalled(self, now: float) -> bool:
+        """True while the oldest prompt handed over has had far more time than its prefill takes."""
+        for request in self._pending:
+            if request.predicted_service_s is None:
+                return False
+            allowed_s = STALLED_FACTOR * request.predicted_service_s + STALLED_GRACE_S
+            if now - request.started_at <= allowed_s:
+                return False
+            streaming = self.running - len(self._pending)
+            if streaming >= 1 and self.slots(now) is None:
+                self._find_slots(now, streaming)
+            return True
+        return False
+
+    def slots(self, now: float) -> int | None:
+        """Sequences the engine runs at once: as the policy states, as the engine reports, or as found out;
+        None where nothing limits what has been seen."""
+        if self._stated_slots is not None:
+            return self._stated_slots
+        snapshot = self._snapshot  # a number of slots does not age with the scrape
+        if snapshot is not None and snapshot.slots is not None:
+            return snapshot.slots
+        if self._found_slots is None:
+            return None
+        if now - self._found_at > SLOT_RETRY_S:
+            self._found_slots += 1
+            self._found_at = now
+            if self._found_slots > 2 * self.running + 4:
+                self._found_slots = None  # nothing has been near it for long
+        return self._found_slots
+
+    def backlog_bound(self, seconds_per_token: float | None) -> int:
+        """Prefill tokens that may be with the engine at once, beyond a single request."""
+        if not seconds_per_token:
+            return UNLEARNED_BACKLOG_TOKENS
+        return int(min(max(BACKLOG_S / seconds_per_token, MIN_BACKLOG_TOKENS), MAX_BACKLOG_TOKENS))
+
+    @property
+    def pending(self) -> int:
+        """Requests handed over whose prefill is not done."""
+        return len(self._pending)
+
+    def state(self, now: float) -> dict[str, object]:
+        """For `/debug/state`."""
+        snapshot = self.fresh_snapshot(now)
+        return {
+            "status": self.status.value,
+            "running": self.running,
+            "prefilling": len(self._pending),
+            "prefill_backlog_tokens": self.pending_tokens,
+            "slots": self.slots(now),
+            "slots_source": "policy"
+            if self._stated_slots is not None
+            else "engine"
+            if self._snapshot is not None and self._snapshot.slots is not None
+            else "found out"
+            if self._found_slots is not None
+            else None,
+            "reported": snapshot._asdict() if snapshot is not None else None,
+            "reported_age_s": now - self._snapshot_at if self._snapshot is not None else None,
+        }

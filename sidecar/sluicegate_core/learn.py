@@ -1,0 +1,252 @@
+"""Estimators that learn online, in constant memory and time, and forget.
+
+Each is permissive by being honest: before it has seen enough it answers None, and its callers let traffic
+pass. What uses them: `estimate` (lengths), `predict` (times), `pace` (inter-token curve).
+"""
+
+import math
+from bisect import bisect_right
+from itertools import accumulate
+from typing import Final
+
+
+class FittedLine:
+    """`y = intercept + slope * x`, by least squares over a sliding memory of about `memory` samples.
+
+    Sums are weighted by `1 - 1/memory` per later sample (exponential forgetting; Ljung, System
+    Identification, section 11.2, in its batch form). One pseudo-sample at the origin, never forgotten, makes
+    a line out of samples that all have the same x: two points, the origin and their mean. Neither
+    coefficient is ever negative: if the free fit has a negative one it is set to zero and the other refitted.
+
+    Valid for quantities that grow with x and are near zero at zero: service time over prompt tokens, tokens
+    over bytes, gap over batch size.
+    """
+
+    __slots__ = (
+        "_deviation",
+        "_forget",
+        "_intercept",
+        "_n",
+        "_slope",
+        "_sx",
+        "_sxx",
+        "_sxy",
+        "_sy",
+        "samples",
+    )
+
+    #: Samples before the line is used at all.
+    ENOUGH: Final = 4
+    #: A sample further than this factor from the line, once the line is known, is drawn in to it: one stalled
+    #: request does not bend the line, and a change of regime still arrives within a few samples.
+    CLIP: Final = 4.0
+
+    def __init__(self, memory: int) -> None:
+        self._forget = 1.0 - 1.0 / memory
+        self._n = self._sx = self._sy = self._sxx = self._sxy = 0.0
+        self._slope = self._intercept = 0.0
+        self._deviation = 0.0
+        self.samples = 0
+
+    def add(self, x: float, y: float) -> None:
+        """Take in one sample; both finite and not negative."""
+        if self.samples >= 4 * self.ENOUGH:
+            expected = self._intercept + self._slope * x
+            if expected > 0.0:
+                y = min(max(y, expected / self.CLIP), expected * self.CLIP)
+        if self.samples >= self.ENOUGH:
+            expected = self._intercept + self._slope * x
+            if expected > 0.0:
+                self._deviation += (abs(y - expected) / expected - self._deviation) * 0.05
+        keep = self._forget
+        self._n = self._n * keep + 1.0
+        self._sx = self._sx * keep + x
+        self._sy = self._sy * keep + y
+        self._sxx = self._sxx * keep + x * x
+        self._sxy = self._sxy * keep + x * y
+        self.samples += 1
+        self._refit()
+
+    def _refit(self) -> None:
+        n = self._n + 1.0  # with the pseudo-sample at the origin
+        spread = self._sxx - self._sx * self._sx / n
+        if spread <= 1e-12 * (1.0 + self._sxx):
+            self._slope, self._intercept = 0.0, self._sy / self._n
+            return
+        slope = (self._sxy - self._sx * self._sy / n) / spread
+        intercept = (self._sy - slope * self._sx) / n
+        if slope < 0.0:
+            slope, intercept = 0.0, self._sy / self._n
+        elif intercept < 0.0:
+            slope, intercept = self._sxy / self._sxx, 0.0
+        self._slope, self._intercept = slope, intercept
+
+    @property
+    def known(self) -> bool:
+        """True once `ENOUGH` samples have come."""
+        return self.samples >= self.ENOUGH
+
+    @property
+    def slope(self) -> float:
+        """y a unit of x; 0.0 before any sample."""
+        return self._slope
+
+    @property
+    def intercept(self) -> float:
+        """y at x = 0."""
+        return self._intercept
+
+    @property
+    def relative_deviation(self) -> float:
+        """Mean absolute error of the line's own forecasts, relative to them."""
+        return self._deviation
+
+    def at(self, x: float) -> float | None:
+        """y at x, or None while unknown."""
+        if self.samples < self.ENOUGH:
+            return None
+        return self._intercept + self._slope * x
+
+
+class Mean:
+    """Exponentially forgetting mean; exact while it has fewer samples than its memory."""
+
+    __slots__ = ("_memory", "_value", "samples")
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._value = 0.0
+        self.samples = 0
+
+    def add(self, value: float) -> None:
+        self.samples += 1
+        self._value += (value - self._value) / min(self.samples, self._memory)
+
+    @property
+    def value(self) -> float | None:
+        """The mean, or None before the first sample."""
+        return self._value if self.samples else None
+
+
+class Quantiles:
+    """Quantiles of a positive quantity from a histogram of geometric bins, forgetting as it goes.
+
+    Bins grow by `RATIO`, so a quantile is exact to about 10 %; each sample weighs `1 - 1/memory` of the next.
+    The forgetting is done by letting the weight of new samples grow, and rescaling rarely.
+    """
+
+    __slots__ = ("_bins", "_forget", "_weight", "samples")
+
+    RATIO: Final = 1.2
+    #: The last bin is open: lengths over a million tokens are all "long".
+    EDGES: Final = tuple(1.2**k for k in range(77))
+    #: Samples before a quantile is used.
+    ENOUGH: Final = 16
+    _RESCALE_AT: Final = 1e12
+
+    def __init__(self, memory: int) -> None:
+        self._bins = [0.0] * (len(self.EDGES) + 1)
+        self._forget = 1.0 - 1.0 / memory
+        self._weight = 1.0
+        self.samples = 0
+
+    def add(self, value: float) -> None:
+        self._bins[bisect_right(self.EDGES, value)] += self._weight
+        self._weight /= self._forget
+        self.samples += 1
+        if self._weight > self._RESCALE_AT:
+            self._bins = [b / self._weight for b in self._bins]
+            self._weight = 1.0
+
+    def at(self, quantile: float) -> float | None:
+        """Upper edge of the bin that holds the quantile (0 to 1), or None while unknown."""
+        if self.samples < self.ENOUGH:
+            return None
+        cumulated = list(accumulate(self._bins))
+        index = min(bisect_right(cumulated, quantile * cumulated[-1]), len(self._bins) - 1)
+        return self.EDGES[min(index, len(self.EDGES) - 1)]
+
+
+class Drain:
+    """How fast a line moves while somebody stands in it: cost and requests handed over a second.
+
+    Time counts only while the line is not empty, and so does what is handed over then; so the rate is what the
+    engine takes when it could take more, not what happens to be offered. The memory is the last `MIN_TIME_S`
+    of such time or the last `MIN_REQUESTS` hand-overs, whichever is longer: a small engine that takes a
+    request in ten seconds needs the second, a large one the first. A stalled engine lowers the rate by
+    itself: its time counts on while nothing is handed over.
+    """
+
+    __slots__ = ("_backlogged", "_cost", "_requests", "_since", "_time_s")
+
+    MIN_TIME_S: Final = 5.0
+    MIN_REQUESTS: Final = 16.0
+    #: Hand-overs before the rate is used.
+    ENOUGH: Final = 4.0
+
+    def __init__(self) -> None:
+        self._cost = 0.0
+        self._requests = 0.0
+        self._time_s = 0.0
+        self._since = 0.0
+        self._backlogged = False
+
+    def backlogged(self, now: float, yes: bool) -> None:
+        """The line became non-empty (`yes`) or empty."""
+        if yes == self._backlogged:
+            return
+        if self._backlogged:
+            self._time_s += max(0.0, now - self._since)
+        self._backlogged = yes
+        self._since = now
+
+    def handed_over(self, now: float, cost: float) -> None:
+        """One request left the line for the engine; counted only while backlogged."""
+        if not self._backlogged:
+            return
+        self._time_s += max(0.0, now - self._since)
+        self._since = now
+        self._cost += cost
+        self._requests += 1.0
+        if self._time_s > self.MIN_TIME_S and self._requests > self.MIN_REQUESTS:
+            keep = max(self.MIN_TIME_S / self._time_s, self.MIN_REQUESTS / self._requests)
+            self._cost *= keep
+            self._requests *= keep
+            self._time_s *= keep
+
+    def _elapsed_s(self, now: float) -> float:
+        return self._time_s + (max(0.0, now - self._since) if self._backlogged else 0.0)
+
+    def rates(self, now: float) -> tuple[float, float] | None:
+        """(cost a second, requests a second), or None while unknown."""
+        if self._requests < self.ENOUGH:
+            return None
+        elapsed_s = self._elapsed_s(now)
+        if elapsed_s <= 0.0:
+            return None
+        return self._cost / elapsed_s, self._requests / elapsed_s
+
+
+class DecayingRate:
+    """Events a second over a memory of `tau_s`, by exponential decay; biased low until `tau_s` has passed."""
+
+    __slots__ = ("_at", "_sum", "_tau_s")
+
+    def __init__(self, tau_s: float) -> None:
+        self._tau_s = tau_s
+        self._sum = 0.0
+        self._at = 0.0
+
+    def add(self, now: float, amount: float = 1.0) -> None:
+        self._decay(now)
+        self._sum += amount
+
+    def _decay(self, now: float) -> None:
+        if now > self._at:
+            self._sum *= math.exp((self._at - now) / self._tau_s)
+            self._at = now
+
+    def at(self, now: float) -> float:
+        """Events a second as of `now`."""
+        self._decay(now)
+        return self._sum / self._tau_s
