@@ -159,7 +159,7 @@ class Controller:
         request.tokens_out = 1
         self.engine.prefill_done(request)
         self.pace.enter(now, request.class_index)
-        self.predictor.learn_service(request, now - request.started_at)
+        self.predictor.learn_service(request, self.engine.own_service_s(now, request))
         self._observe_ttft(request, now - request.arrived_at)
         return self._start_those_who_may(now)
 
@@ -453,7 +453,7 @@ class Controller:
         del self._running[request]
         if request.stage is Stage.DECODE:
             self.pace.leave(now, request.class_index)
-        self.engine.ended(request)
+        self.engine.ended(now, request)
         prompt_tokens = truth.prompt_tokens if truth.prompt_tokens is not None else request.prompt_tokens
         output_tokens = truth.output_tokens if truth.output_tokens is not None else request.tokens_out
         self.line.settle(request, prompt_tokens + OUTPUT_TOKEN_COST * output_tokens)

@@ -3,7 +3,8 @@
 The gate's own counters lead. What the engine reports corrects them (slots, a queue of its own), and is dropped
 when it is older than `SNAPSHOT_FRESH_S`. Slots that nobody reports are found out: an engine that holds a prompt
 far longer than its prefill takes, while others stream, has no room, and the number of streams then is what it
-runs at once. Time passes and one more is tried, so that a wrong number does not stay.
+runs at once. Time passes and one more is tried, ever more rarely while the answer stays the same, so that a wrong
+number does not stay either.
 
 Owned by the `Controller`. When to hand over is `handover`'s question; what it costs, `predict`'s.
 """
@@ -20,8 +21,13 @@ SNAPSHOT_FRESH_S: Final = 3.5
 #: A prompt is stalled when it has had this many times its predicted service, and this long beyond.
 STALLED_FACTOR: Final = 3.0
 STALLED_GRACE_S: Final = 0.5
-#: A number of slots that was found out is raised by one after so long without new evidence.
+#: A number of slots that was found out is raised by one after so long without new evidence; doubled each time
+#: the evidence comes again, up to the second figure.
 SLOT_RETRY_S: Final = 10.0
+MAX_SLOT_RETRY_S: Final = 160.0
+#: Prompts that may be with the engine at once while nothing is known of its service: enough to keep it busy,
+#: and few enough that the first samples are of service, not of waiting inside.
+UNLEARNED_PENDING: Final = 2
 #: Prefill handed over ahead of what is done, in time at the measured rate, and its bounds in tokens. It must
 #: cover a step of the engine, or its batches go out half full; every token more is one that cannot be
 #: reordered. About a thousand tokens did best in simulation, and twice or half as many nearly as well.
@@ -35,7 +41,7 @@ class EngineView:
     """Occupancy, backlog and slots of the engine."""
 
     __slots__ = (
-        "_expected", "_found_at", "_found_slots", "_pending", "_snapshot", "_snapshot_at", "_stated_slots",
+        "_departed_at", "_expected", "_found_at", "_found_slots", "_pending", "_retry_s", "_snapshot", "_snapshot_at", "_stated_slots",
         "pending_tokens", "running", "running_of", "status",
     )  # fmt: skip
 
@@ -49,6 +55,8 @@ class EngineView:
         self._stated_slots = stated_slots
         self._found_slots: int | None = None
         self._found_at = 0.0
+        self._retry_s = SLOT_RETRY_S
+        self._departed_at = 0.0
         self._snapshot: EngineSnapshot | None = None
         self._snapshot_at = 0.0
 
@@ -76,8 +84,9 @@ class EngineView:
             del self._pending[request]
             self.pending_tokens -= request.prompt_tokens
 
-    def ended(self, request: Request) -> None:
+    def ended(self, now: float, request: Request) -> None:
         self.prefill_done(request)
+        self._departed_at = now
         self.running -= 1
         self.running_of[request.class_index] -= 1
 
@@ -102,22 +111,38 @@ class EngineView:
         return self._snapshot
 
     def _find_slots(self, now: float, slots: int) -> None:
+        if self._found_slots is not None and slots < self._found_slots:
+            self._retry_s = min(2.0 * self._retry_s, MAX_SLOT_RETRY_S)
         self._found_slots = slots
         self._found_at = now
 
+    @staticmethod
+    def _overdue(now: float, request: Request) -> bool:
+        """Has this prompt had far more time than its prefill takes?"""
+        if request.predicted_service_s is None:
+            return False
+        return now - request.started_at > STALLED_FACTOR * request.predicted_service_s + STALLED_GRACE_S
+
     def stalled(self, now: float) -> bool:
-        """True while the oldest prompt handed over has had far more time than its prefill takes."""
-        for request in self._pending:
-            if request.predicted_service_s is None:
-                return False
-            allowed_s = STALLED_FACTOR * request.predicted_service_s + STALLED_GRACE_S
-            if now - request.started_at <= allowed_s:
+        """True while the oldest prompt handed over is overdue: the engine has no room for it."""
+        for request in self._pending:  # only the first: the oldest
+            if not self._overdue(now, request):
                 return False
             streaming = self.running - len(self._pending)
-            if streaming >= 1 and self.slots(now) is None:
+            if streaming:
                 self._find_slots(now, streaming)
             return True
         return False
+
+    def own_service_s(self, now: float, request: Request) -> float:
+        """Service of a request whose first token has just come, s, without a wait for a slot inside the engine.
+
+        An overdue prompt before whose first token another request left has waited for that one's slot: its
+        service began then.
+        """
+        if self._departed_at > request.started_at and self._overdue(now, request):
+            return now - self._departed_at
+        return now - request.started_at
 
     def slots(self, now: float) -> int | None:
         """Sequences the engine runs at once: as the policy states, as the engine reports, or as found out;
@@ -129,11 +154,12 @@ class EngineView:
             return snapshot.slots
         if self._found_slots is None:
             return None
-        if now - self._found_at > SLOT_RETRY_S:
+        if now - self._found_at > self._retry_s:
             self._found_slots += 1
             self._found_at = now
-            if self._found_slots > 2 * self.running + 4:
-                self._found_slots = None  # nothing has been near it for long
+            if self._found_slots > 2 * self.running + 4:  # nothing has been near it for long
+                self._found_slots = None
+                self._retry_s = SLOT_RETRY_S
         return self._found_slots
 
     def backlog_bound(self, seconds_per_token: float | None) -> int:

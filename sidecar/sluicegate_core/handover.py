@@ -15,7 +15,7 @@ Room of the KV cache (see `layers`) will be one more line in the first list.
 import math
 from typing import Final
 
-from sluicegate_core.engine import EngineView
+from sluicegate_core.engine import UNLEARNED_PENDING, EngineView
 from sluicegate_core.pace import Pace
 from sluicegate_core.policy import Mode, Policy
 from sluicegate_core.predict import Predictor
@@ -70,6 +70,8 @@ class HandOver:
         if engine.pending:
             bound = engine.backlog_bound(self._predictor.service.slope or None)
             if engine.pending_tokens + request.prompt_tokens > bound:
+                return Hold.BACKLOG
+            if not self._predictor.service.known and engine.pending >= UNLEARNED_PENDING:
                 return Hold.BACKLOG
         slots = engine.slots(now)
         if slots is not None and slots - engine.running <= self._kept_from(now, request.class_index, slots):
