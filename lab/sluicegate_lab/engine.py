@@ -4,9 +4,8 @@ Run as a program (`python -m sluicegate_lab.engine --model FILE`) it is that ser
 `LlamaServer`, a context manager, blocking or async, around such a process.
 
 Invariants: the server listens on the loopback alone; it prints one line, `ready URL`, once it answers 200 on
-`/health`; it ends when the process that started it ends, however that ended, because it holds the read end
-of a pipe that only its parent holds open; it is ended by its own process id and by nothing else. Prompt
-caching is off: a replay would otherwise be answered from the memory of the last one.
+`/health`; as a child it ends with its parent (`child.py`). Prompt caching is off: a replay would otherwise be
+answered from the memory of the last one.
 
 What the server serves lives in `tiny_model.py`; what is sent to it, in `load.py`.
 """
@@ -18,11 +17,8 @@ import asyncio
 import contextlib
 import os
 import platform
-import selectors
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
@@ -30,18 +26,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self, cast
+from typing import Any, Self
+
+from sluicegate_lab.child import ChildError, ChildProcess
 
 READY_TIMEOUT_S = 60.0
 """A model of a few gigabytes loads in this time from a slow disk; the demo's own loads in half a second."""
 
-STOP_TIMEOUT_S = 5.0
-"""What an engine is given to end by itself before it is killed: it has nothing to save."""
-
 OVERHEAD_BYTES = 256 << 20
 """What the server needs beside the model: Python, compute buffers, and the KV cache of a small model."""
-
-LOG_TAIL_BYTES = 4096
 
 EXIT_NO_ENGINE = 3
 """The program's exit status when no server could be started; the last line of stderr says why."""
@@ -83,9 +76,9 @@ class LlamaServer:
 
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
-        self._process: subprocess.Popen[str] | None = None
-        self._log: Any = None
+        self._child: ChildProcess | None = None
         self._port = options.port
+        self._abandoned = threading.Event()
 
     @property
     def port(self) -> int:
@@ -98,59 +91,45 @@ class LlamaServer:
 
     @property
     def pid(self) -> int:
-        if self._process is None:
+        if self._child is None:
             raise RuntimeError("the engine is not running")
-        return self._process.pid
+        return self._child.pid
 
     def start(self, progress: Callable[[float], None] | None = None) -> None:
         """Starts the server and blocks until it is healthy; `progress` is called with the seconds waited.
 
         Raises `EngineError` with one line that says what is wrong and what to do.
         """
-        if self._process is not None:
+        if self._child is not None:
             raise RuntimeError("the engine is running already")
         check_memory(self._options.model)
-        arguments = self._options.arguments()
-        arguments.append(f"--port={self._port}")
-        self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - closed by _reap, with the process
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "sluicegate_lab.engine", "--with-parent", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            # A terminal's Ctrl-C goes to the whole group; the parent alone decides when the engine ends.
-            start_new_session=True,
-        )
+        arguments = [*self._options.arguments(), f"--port={self._port}"]
+        child = ChildProcess("sluicegate_lab.engine", arguments, says_ready=True)
         try:
-            line = self._first_line(cast("IO[str]", self._process.stdout), progress)
+            line = child.first_line(READY_TIMEOUT_S, progress, self._abandoned)
+            word, _, url = line.strip().partition(" ")
+            if word != "ready":
+                raise EngineError(child.last_words() or "the engine ended without a word")
+        except ChildError as error:
+            child.kill()
+            raise EngineError(str(error)) from error
         except BaseException:
-            self.kill()
+            child.kill()
             raise
-        word, _, url = line.strip().partition(" ")
-        if word != "ready":
-            reason = self._reason()
-            self.kill()
-            raise EngineError(reason)
         self._port = int(url.rsplit(":", 1)[1])
+        self._child = child
 
     def stop(self) -> None:
-        """Ends the server: SIGTERM, and SIGKILL after `STOP_TIMEOUT_S`. Ending twice is no error."""
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-        self._reap()
+        """Ends the server: SIGTERM, and SIGKILL if that is not enough. Ending twice is no error."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.stop()
 
     def kill(self) -> None:
         """Ends the server as a crash would (SIGKILL)."""
-        if self._process is None:
-            return
-        self._process.kill()
-        self._reap()
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
 
     def __enter__(self) -> Self:
         self.start()
@@ -162,42 +141,21 @@ class LlamaServer:
         self.stop()
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self.start)
+        starting = asyncio.ensure_future(asyncio.to_thread(self.start))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # The thread cannot be cancelled: it is told, ends what it started, and is waited for.
+            self._abandoned.set()
+            await asyncio.wait((starting,))
+            self.stop()
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.stop)
-
-    def _first_line(self, output: IO[str], progress: Callable[[float], None] | None) -> str:
-        """The line the child prints when it is ready; empty if it ended instead."""
-        started = time.monotonic()
-        with selectors.DefaultSelector() as selector:
-            selector.register(output, selectors.EVENT_READ)
-            while (waited_s := time.monotonic() - started) < READY_TIMEOUT_S:
-                if selector.select(0.5):
-                    return output.readline()
-                if progress is not None:
-                    progress(waited_s)
-        raise EngineError(f"the engine was not ready after {READY_TIMEOUT_S:.0f} s")
-
-    def _reason(self) -> str:
-        self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, self._log.tell() - LOG_TAIL_BYTES))
-        lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines()]
-        said = [line for line in lines if line]
-        return said[-1] if said else "the engine ended without a word"
-
-    def _reap(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.wait()
-        streams: tuple[Any, ...] = (process.stdin, process.stdout, self._log)
-        for stream in streams:
-            with contextlib.suppress(OSError):
-                stream.close()
 
 
 def available_memory_bytes() -> int | None:
@@ -282,17 +240,6 @@ def _serve(options: EngineOptions) -> Any:
         time.sleep(0.05)
 
 
-def _end_with_parent() -> None:
-    """Ends this process when the other end of its standard input closes, as it does when the parent dies."""
-
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        os._exit(0)
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
-
-
 def main(argv: list[str] | None = None) -> int:
     """The server as a program: prints `ready URL`, then serves until it is ended."""
     parser = argparse.ArgumentParser(
@@ -304,10 +251,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ctx", type=int, default=4096, help="context in tokens, shared out among the slots")
     parser.add_argument("--threads", type=int, default=1, help="threads that compute")
     parser.add_argument("--alias", default="countdown", help="the name of the model in the API")
-    parser.add_argument("--with-parent", action="store_true", help="end when standard input closes")
     args = parser.parse_args(argv)
-    if args.with_parent:
-        _end_with_parent()
     options = EngineOptions(
         model=args.model,
         port=args.port,
