@@ -28,6 +28,7 @@ _UNIT_NS = {
     "m": 60 * NANOSECONDS_PER_S,
     "h": 3_600 * NANOSECONDS_PER_S,
 }
+_FRACTION_SCALE: int = 10**MAX_TEXT_LENGTH
 _PART = re.compile(r"([0-9]*)(?:\.([0-9]*))?([^0-9.]*)")
 _WRITTEN = (("h", 3_600 * NANOSECONDS_PER_S), ("m", 60 * NANOSECONDS_PER_S))
 _BELOW_ONE_S = (("ms", 1_000_000), ("us", 1_000), ("ns", 1))
@@ -70,7 +71,7 @@ def _part_ns(part: re.Match[str]) -> int:
     scale_ns = _UNIT_NS.get(unit)
     if scale_ns is None:
         raise DurationError(_unknown_unit(unit))
-    below_ns = int(fraction + "0" * (MAX_TEXT_LENGTH - len(fraction))) * scale_ns // 10**MAX_TEXT_LENGTH
+    below_ns = int(fraction + "0" * (MAX_TEXT_LENGTH - len(fraction))) * scale_ns // _FRACTION_SCALE
     return int(whole or "0") * scale_ns + below_ns
 
 
