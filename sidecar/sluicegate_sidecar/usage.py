@@ -20,7 +20,7 @@ Invariants:
 
 The common case is cheap. The events of one stream differ only in the text between two quotes, so the first
 content event that was decoded whole becomes a template: a piece with the same bytes before and after, and
-no quote or line end in between, is such an event again, and no decoder is asked. (So a text that is no
+no quote in between, is such an event again, and no decoder is asked. (So a text that is no
 valid JSON string may count where the decoder would have refused it; engines write none.)
 """
 
@@ -218,7 +218,7 @@ class EventStreamReader(UsageReader):
     """Reads `text/event-stream`. Lines end in LF or CR LF."""
 
     __slots__ = (
-        "_between", "_data", "_data_bytes", "_event", "_head", "_prefix", "_rest", "_suffix", "_tail",
+        "_between", "_data", "_data_bytes", "_event", "_head", "_prefix", "_prefix_bytes", "_rest", "_suffix", "_tail",
         "_templates", "_told",
     )  # fmt: skip
 
@@ -232,17 +232,25 @@ class EventStreamReader(UsageReader):
         self._head = b""  # the beginning of a line that is too long
         self._tail: bytes | None = None  # its end so far; None while no such line is being skipped
         self._prefix = _NO_TEMPLATE
-        self._suffix = _NO_TEMPLATE
+        self._prefix_bytes = 0
+        self._suffix = b""
         self._templates = 0
         self._told = 0  # output tokens as the last event of SGLang's counted them
 
     def feed(self, data: bytes) -> int:
-        prefix = self._prefix
-        if self._between and data.startswith(prefix) and data.endswith(self._suffix):
-            text = data[len(prefix) : -len(self._suffix)]
-            if text and b'"' not in text and b"\n" not in text:
+        if self._between and data.startswith(self._prefix):
+            start = self._prefix_bytes
+            end = data.find(b'"', start)
+            if end > start and (data[end:] == self._suffix or self._quotes(data)):
                 return 1
         return self._read(data)
+
+    def _quotes(self, data: bytes) -> bool:
+        """Tell whether `data` fits the template with a text that has escaped quotes in it, and only those."""
+        text = data[self._prefix_bytes : -len(self._suffix)]
+        if not text or b"\\\\" in text or text.endswith(b"\\") or not data.endswith(self._suffix):
+            return False
+        return text.count(b'"') == text.count(b'\\"')
 
     def end(self) -> int:
         if self._tail is not None:
@@ -368,7 +376,7 @@ class EventStreamReader(UsageReader):
             if end <= start or b"\\" in event[start:end]:
                 continue
             if _only_text_varies(event[:start], event[end:]):
-                self._prefix, self._suffix = event[:start], event[end:]
+                self._prefix, self._prefix_bytes, self._suffix = event[:start], start, event[end:]
                 return
 
 
