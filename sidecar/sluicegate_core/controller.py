@@ -8,7 +8,8 @@ Invariants, each with a test over thousands of interleavings:
 
 - Closing: offered = served + rejected + evicted + failed + in flight, for each class, after each event.
 - Tickets: a request is started at most once and ends exactly once; whatever else is asked asserts.
-- Work conservation: after each event no request waits that nothing holds (`handover` has the list of holds).
+- Work conservation: no request waits that nothing holds (`handover` has the list of holds), but for
+  `LOOK_AGAIN_S` where a hold ended by the mere passing of time.
 - No refusal by prediction while there is room for the request and nobody ahead of it (`layers`).
 
 The parts: `estimate` (work), `predict` (times), `pace` (inter-token SLO), `engine` (occupancy), `line` (turns),
@@ -127,6 +128,7 @@ class Controller:
         request.sequence = self._sequence
         self.estimator.estimate(request, policy.name)
 
+        held = False
         if self.policy.mode is Mode.ENFORCE:
             scene = self._scene(now, request)
             request.predicted_ttft_s = scene.ttft_s
@@ -135,16 +137,20 @@ class Controller:
                 self.predictor.classes[request.class_index].arrivals.add(now)
             if reason is not None:
                 return (self._reject(now, request, reason, scene),)
-            if scene.hold is None and scene.alone_s is not None and scene.idle:
+            if scene.idle and scene.probe_due and scene.alone_s is not None:
                 self._probed_at = now
             request.deadline = self._deadline(now, request)
+            held = scene.hold is not None
         else:
             request.deadline = NEVER
         request.stage = Stage.WAITING
-        self.line.append(request)
+        line = self.line
+        line.append(request)
         heappush(self._deadlines, (request.deadline, request.sequence, request))
-        self.predictor.line_changed(now, self.line)
-        effects = self._start_those_who_may(now)
+        if line.queues[request.class_index].count == 1:
+            self.predictor.line_changed(now, line)
+        # Those who were held before are so still, but for the time that has passed: `tick` looks after them.
+        effects = NO_EFFECTS if held else self._start_those_who_may(now)
         if request.stage is Stage.WAITING:
             request.was_queued = True
             stats.queued += 1
@@ -170,21 +176,28 @@ class Controller:
         gap_s = (now - request.last_token_at) / tokens
         request.last_token_at = now
         request.tokens_out += tokens
-        assert request.stats is not None
-        request.stats.itl_s.add(gap_s)
-        self.pace.token(request.class_index, tokens)
-        self.pace.sample(now, self.engine.pending > 0)
+        request.stats.itl_s.add(gap_s)  # type: ignore[union-attr]  # set at arrival
+        pace = self.pace
+        pace.fresh[request.class_index] += tokens
+        if now >= pace.sample_due:
+            pace.sample(now, bool(self.engine.pending))
 
-    def finish(self, now: float, request: Request, truth: Truth) -> Sequence[Effect]:
-        """The answer reached the client whole."""
+    def finish(self, now: float, request: Request, truth: Truth, *, teaches: bool = True) -> Sequence[Effect]:
+        """The answer reached the client whole.
+
+        Args:
+            truth: what the engine reported of it.
+            teaches: False where the answer says nothing about the work, such as one to a malformed request.
+        """
         policy = self.policy.classes[request.class_index]
-        if request.stage is Stage.PREFILL:  # not streamed: the whole answer came at once
+        if request.stage is Stage.PREFILL and teaches:  # not streamed: the whole answer came at once
             self._end_silent(now, request)
         output_tokens = truth.output_tokens if truth.output_tokens is not None else request.tokens_out or None
-        self.estimator.learn(
-            request, policy.name, prompt_tokens=truth.prompt_tokens, output_tokens=output_tokens
-        )
-        self.predictor.learn_holding(request.class_index, now - request.started_at)
+        if teaches:
+            self.estimator.learn(
+                request, policy.name, prompt_tokens=truth.prompt_tokens, output_tokens=output_tokens
+            )
+            self.predictor.learn_holding(request.class_index, now - request.started_at)
         stats = request.stats
         assert stats is not None
         stats.total_s.add(now - request.arrived_at)
@@ -390,7 +403,8 @@ class Controller:
     def _start(self, now: float, request: Request) -> Start:
         self.predictor.handed_over(now, request)
         self.line.take(request)
-        self.predictor.line_changed(now, self.line)
+        if not self.line.queues[request.class_index].count:
+            self.predictor.line_changed(now, self.line)
         request.stage = Stage.PREFILL
         request.started_at = now
         request.backlog_at_start = self.engine.pending_tokens
@@ -405,7 +419,8 @@ class Controller:
 
     def _leave_line(self, now: float, request: Request) -> None:
         self.line.remove(request)
-        self.predictor.line_changed(now, self.line)
+        if not self.line.queues[request.class_index].count:
+            self.predictor.line_changed(now, self.line)
         if len(self._deadlines) > 2 * self.line.count + 64:  # those who left in time leave entries behind
             self._deadlines = [entry for entry in self._deadlines if entry[2].stage is Stage.WAITING]
             heapify(self._deadlines)

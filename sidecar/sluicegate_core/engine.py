@@ -41,8 +41,8 @@ class EngineView:
     """Occupancy, backlog and slots of the engine."""
 
     __slots__ = (
-        "_departed_at", "_expected", "_found_at", "_found_slots", "_pending", "_retry_s", "_snapshot", "_snapshot_at", "_stated_slots",
-        "pending_tokens", "running", "running_of", "status",
+        "_departed_at", "_expected", "_found_at", "_found_slots", "_retry_s", "_snapshot", "_snapshot_at",
+        "_stated_slots", "pending", "pending_tokens", "running", "running_of", "status",
     )  # fmt: skip
 
     def __init__(self, classes: int, stated_slots: int | None) -> None:
@@ -50,7 +50,7 @@ class EngineView:
         self.running = 0
         self.running_of = [0] * classes
         self.pending_tokens = 0
-        self._pending: dict[Request, None] = {}  # with the engine, prefill not done; oldest first
+        self.pending: dict[Request, None] = {}  # with the engine, prefill not done; oldest first
         self._expected: list[tuple[float, int, Request]] = []  # when a silent request's prefill is done
         self._stated_slots = stated_slots
         self._found_slots: int | None = None
@@ -73,15 +73,15 @@ class EngineView:
         self.running += 1
         self.running_of[request.class_index] += 1
         self.pending_tokens += request.prompt_tokens
-        self._pending[request] = None
+        self.pending[request] = None
         if not request.streams and expected_service_s is not None:
             done_at = request.started_at + expected_service_s
             heappush(self._expected, (done_at, request.sequence, request))
 
     def prefill_done(self, request: Request) -> None:
         """First token, end, or time enough for a silent request."""
-        if request in self._pending:
-            del self._pending[request]
+        if request in self.pending:
+            del self.pending[request]
             self.pending_tokens -= request.prompt_tokens
 
     def ended(self, now: float, request: Request) -> None:
@@ -125,10 +125,10 @@ class EngineView:
 
     def stalled(self, now: float) -> bool:
         """True while the oldest prompt handed over is overdue: the engine has no room for it."""
-        for request in self._pending:  # only the first: the oldest
+        for request in self.pending:  # only the first: the oldest
             if not self._overdue(now, request):
                 return False
-            streaming = self.running - len(self._pending)
+            streaming = self.running - len(self.pending)
             if streaming:
                 self._find_slots(now, streaming)
             return True
@@ -162,16 +162,15 @@ class EngineView:
                 self._retry_s = SLOT_RETRY_S
         return self._found_slots
 
-    def backlog_bound(self, seconds_per_token: float | None) -> int:
-        """Prefill tokens that may be with the engine at once, beyond a single request."""
-        if not seconds_per_token:
+    @staticmethod
+    def backlog_bound(seconds_per_token: float) -> float:
+        """Prefill tokens that may be with the engine at once, beyond a single request; 0.0 s means unlearned."""
+        if seconds_per_token <= 0.0:
             return UNLEARNED_BACKLOG_TOKENS
-        return int(min(max(BACKLOG_S / seconds_per_token, MIN_BACKLOG_TOKENS), MAX_BACKLOG_TOKENS))
-
-    @property
-    def pending(self) -> int:
-        """Requests handed over whose prefill is not done."""
-        return len(self._pending)
+        tokens = BACKLOG_S / seconds_per_token
+        if tokens < MIN_BACKLOG_TOKENS:
+            return MIN_BACKLOG_TOKENS
+        return min(tokens, MAX_BACKLOG_TOKENS)
 
     def state(self, now: float) -> dict[str, object]:
         """For `/debug/state`."""
@@ -179,7 +178,7 @@ class EngineView:
         return {
             "status": self.status.value,
             "running": self.running,
-            "prefilling": len(self._pending),
+            "prefilling": len(self.pending),
             "prefill_backlog_tokens": self.pending_tokens,
             "slots": self.slots(now),
             "slots_source": "policy"

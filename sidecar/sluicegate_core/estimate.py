@@ -35,6 +35,9 @@ class Estimator:
         self._tokens_of_bytes: dict[str, FittedLine] = {}
         self._outputs: dict[tuple[str, str], Quantiles] = {}
 
+    # Where the records are full, `_line` and `_output` teach a shared record, and a model or class that has none
+    # of its own is estimated as unlearned.
+
     def _line(self, model: str) -> FittedLine:
         line = self._tokens_of_bytes.get(model)
         if line is None:
@@ -55,20 +58,26 @@ class Estimator:
         """Fill in `prompt_tokens`, `output_tokens` (all choices together) and `cost`."""
         tokens = request.known_prompt_tokens
         if tokens is None:
-            learned = self._line(request.model).at(request.prompt_bytes)
+            line = self._tokens_of_bytes.get(request.model)
+            learned = None if line is None else line.at(request.prompt_bytes)
             tokens = int(request.prompt_bytes * UNLEARNED_TOKENS_A_BYTE if learned is None else learned)
-        request.prompt_tokens = min(tokens, MAX_TOKENS) or 1
+        request.prompt_tokens = tokens = (
+            tokens if 0 < tokens <= MAX_TOKENS else 1 if tokens <= 0 else MAX_TOKENS
+        )
 
-        if request.generates:
-            # What is learned is of whole requests; the request's own bound is of each choice.
-            output = self._output(class_name, request.model).at(OUTPUT_QUANTILE)
-            expected = int(output) if output is not None else UNLEARNED_OUTPUT_TOKENS * request.choices
-            if request.max_output_tokens is not None:
-                expected = min(expected, request.max_output_tokens * request.choices)
-            request.output_tokens = min(expected, MAX_TOKENS)
-        else:
+        if not request.generates:
             request.output_tokens = 0
-        request.cost = request.prompt_tokens + OUTPUT_TOKEN_COST * request.output_tokens
+            request.cost = float(tokens)
+            return
+        # What is learned is of whole requests; the request's own bound is of each choice.
+        record = self._outputs.get((class_name, request.model))
+        learned = None if record is None else record.at(OUTPUT_QUANTILE)
+        expected = UNLEARNED_OUTPUT_TOKENS * request.choices if learned is None else int(learned)
+        bound = request.max_output_tokens
+        if bound is not None and bound * request.choices < expected:
+            expected = bound * request.choices
+        request.output_tokens = expected = min(expected, MAX_TOKENS)
+        request.cost = tokens + OUTPUT_TOKEN_COST * expected
 
     def learn(
         self, request: Request, class_name: str, *, prompt_tokens: int | None, output_tokens: int | None

@@ -25,11 +25,22 @@ from sluicegate_core.vocabulary import EngineStatus, Hold
 #: A class that offers less than one request in a hundred holding times has no slot kept for it.
 NEGLIGIBLE_LOAD: Final = 0.01
 
+NOT_READY: Final = (EngineStatus.DOWN, EngineStatus.LOADING)
+
 
 class HandOver:
     """The conditions, over the parts that measure. Changes nothing but the windows of what it reads."""
 
-    __slots__ = ("_caps", "_enforces", "_engine", "_pace", "_predictor", "_reserved", "_weights")
+    __slots__ = (
+        "_caps",
+        "_enforces",
+        "_engine",
+        "_has_above",
+        "_pace",
+        "_predictor",
+        "_reserved",
+        "_weights",
+    )
 
     def __init__(self, policy: Policy, engine: EngineView, pace: Pace, predictor: Predictor) -> None:
         self._engine = engine
@@ -42,21 +53,28 @@ class HandOver:
         self._caps = [c.max_concurrency for c in policy.classes]
         self._weights = [c.weight for c in policy.classes]
         self._reserved = [c.reserved_slots for c in policy.classes]
+        self._has_above = [any(other > w for other in self._weights) for w in self._weights]
 
     def hold_all(self, now: float) -> Hold | None:
         """What holds every request, or None."""
         if not self._enforces:
             return None
         engine = self._engine
-        if engine.status in (EngineStatus.DOWN, EngineStatus.LOADING):
+        if engine.status in NOT_READY:
             return Hold.ENGINE_DOWN
         if not engine.running:
             return None
         slots = engine.slots(now)
         if slots is not None and engine.running >= slots:
             return Hold.SLOTS
-        if engine.stalled(now):
-            return Hold.STALLED
+        if engine.pending:
+            service = self._predictor.service
+            if engine.pending_tokens >= engine.backlog_bound(service.slope):
+                return Hold.BACKLOG
+            if len(engine.pending) >= UNLEARNED_PENDING and not service.known:
+                return Hold.BACKLOG
+            if engine.stalled(now):
+                return Hold.STALLED
         return self._pace.hold(now)
 
     def hold_one(self, now: float, request: Request) -> Hold | None:
@@ -64,18 +82,18 @@ class HandOver:
         if not self._enforces:
             return None
         engine = self._engine
-        cap = self._caps[request.class_index]
-        if cap is not None and engine.running_of[request.class_index] >= cap:
+        class_index = request.class_index
+        cap = self._caps[class_index]
+        if cap is not None and engine.running_of[class_index] >= cap:
             return Hold.CLASS_CAP
-        if engine.pending:
-            bound = engine.backlog_bound(self._predictor.service.slope or None)
-            if engine.pending_tokens + request.prompt_tokens > bound:
-                return Hold.BACKLOG
-            if not self._predictor.service.known and engine.pending >= UNLEARNED_PENDING:
-                return Hold.BACKLOG
-        slots = engine.slots(now)
-        if slots is not None and slots - engine.running <= self._kept_from(now, request.class_index, slots):
-            return Hold.RESERVED
+        if engine.pending and engine.pending_tokens + request.prompt_tokens > engine.backlog_bound(
+            self._predictor.service.slope
+        ):
+            return Hold.PROMPT
+        if self._has_above[class_index]:
+            slots = engine.slots(now)
+            if slots is not None and slots - engine.running <= self._kept_from(now, class_index, slots):
+                return Hold.RESERVED
         return None
 
     def kept_for(self, now: float, class_index: int, slots: int) -> int:

@@ -37,6 +37,8 @@ class FittedLine:
 
     #: Samples before the line is used at all.
     ENOUGH: Final = 4
+    #: Samples after which the line is steady: outliers are drawn in, and it is refitted with each fourth.
+    STEADY: Final = 16
     #: A sample further than this factor from the line, once the line is known, is drawn in to it: one stalled
     #: request does not bend the line, and a change of regime still arrives within a few samples.
     CLIP: Final = 4.0
@@ -50,13 +52,15 @@ class FittedLine:
 
     def add(self, x: float, y: float) -> None:
         """Take in one sample; both finite and not negative."""
-        if self.samples >= 4 * self.ENOUGH:
+        samples = self.samples
+        if samples >= self.ENOUGH:
             expected = self._intercept + self._slope * x
             if expected > 0.0:
-                y = min(max(y, expected / self.CLIP), expected * self.CLIP)
-        if self.samples >= self.ENOUGH:
-            expected = self._intercept + self._slope * x
-            if expected > 0.0:
+                if samples >= self.STEADY:
+                    if y > expected * self.CLIP:
+                        y = expected * self.CLIP
+                    elif y < expected / self.CLIP:
+                        y = expected / self.CLIP
                 self._deviation += (abs(y - expected) / expected - self._deviation) * 0.05
         keep = self._forget
         self._n = self._n * keep + 1.0
@@ -64,8 +68,9 @@ class FittedLine:
         self._sy = self._sy * keep + y
         self._sxx = self._sxx * keep + x * x
         self._sxy = self._sxy * keep + x * y
-        self.samples += 1
-        self._refit()
+        self.samples = samples + 1
+        if samples < self.STEADY or not samples & 3:  # a steady line need not be drawn for every sample
+            self._refit()
 
     def _refit(self) -> None:
         n = self._n + 1.0  # with the pseudo-sample at the origin
@@ -135,36 +140,45 @@ class Quantiles:
     The forgetting is done by letting the weight of new samples grow, and rescaling rarely.
     """
 
-    __slots__ = ("_bins", "_forget", "_weight", "samples")
+    __slots__ = ("_bins", "_forget", "_known", "_weight", "samples")
 
     RATIO: Final = 1.2
     #: The last bin is open: lengths over a million tokens are all "long".
     EDGES: Final = tuple(1.2**k for k in range(77))
     #: Samples before a quantile is used.
     ENOUGH: Final = 16
+    #: An answer is kept until so many samples have come since it was computed, at the most.
+    RENEW_EVERY: Final = 8
     _RESCALE_AT: Final = 1e12
 
     def __init__(self, memory: int) -> None:
         self._bins = [0.0] * (len(self.EDGES) + 1)
         self._forget = 1.0 - 1.0 / memory
         self._weight = 1.0
+        self._known: dict[float, float] = {}
         self.samples = 0
 
     def add(self, value: float) -> None:
         self._bins[bisect_right(self.EDGES, value)] += self._weight
         self._weight /= self._forget
         self.samples += 1
+        if not self.samples % self.RENEW_EVERY:
+            self._known.clear()
         if self._weight > self._RESCALE_AT:
             self._bins = [b / self._weight for b in self._bins]
             self._weight = 1.0
 
     def at(self, quantile: float) -> float | None:
         """Upper edge of the bin that holds the quantile (0 to 1), or None while unknown."""
+        known = self._known.get(quantile)
+        if known is not None:
+            return known
         if self.samples < self.ENOUGH:
             return None
         cumulated = list(accumulate(self._bins))
-        index = min(bisect_right(cumulated, quantile * cumulated[-1]), len(self._bins) - 1)
-        return self.EDGES[min(index, len(self.EDGES) - 1)]
+        index = min(bisect_right(cumulated, quantile * cumulated[-1]), len(self.EDGES) - 1)
+        value = self._known[quantile] = self.EDGES[index]
+        return value
 
 
 class Drain:

@@ -27,23 +27,19 @@ ENOUGH_STREAM_S: Final = 0.05
 #: The curve takes a sample at most this often.
 SAMPLE_EVERY_S: Final = 0.25
 CURVE_MEMORY: Final = 64
+#: The measured gap is looked at anew at most this often: a hundredth of its window.
+LOOK_EVERY_S: Final = 0.004
 
 
 class _ClassGap:
     """Stream-seconds and tokens of one class's residents, both decaying with the window."""
 
-    __slots__ = ("fresh", "residents", "stream_s", "tokens")
+    __slots__ = ("residents", "stream_s", "tokens")
 
     def __init__(self) -> None:
         self.residents = 0
         self.stream_s = 0.0
         self.tokens = 0.0
-        self.fresh = 0  # tokens since the last advance
-
-    def advance(self, keep: float, fresh_weight: float, resident_s: float) -> None:
-        self.stream_s = self.stream_s * keep + self.residents * resident_s
-        self.tokens = self.tokens * keep + self.fresh * fresh_weight
-        self.fresh = 0
 
     def gap_s(self) -> float | None:
         """Mean gap, or None while too little has been seen. Without any token it is a bound from below."""
@@ -53,29 +49,51 @@ class _ClassGap:
 
 
 class Pace:
-    """Watches the residents' tokens. Owned by the `Controller`; `token` is on the path of every chunk."""
+    """Watches the residents' tokens. Owned by the `Controller`.
 
-    __slots__ = ("_at", "_classes", "_sampled_at", "_slos", "curve", "residents")
+    Attributes:
+        fresh: tokens a class since the windows were last advanced; the path of every chunk adds to it directly.
+        sample_due: when `sample` wants to be called, s.
+        residents: streams between first token and end.
+        curve: gap over batch size.
+    """
+
+    __slots__ = (
+        "_at",
+        "_classes",
+        "_hold",
+        "_looked_at",
+        "_slos",
+        "curve",
+        "fresh",
+        "residents",
+        "sample_due",
+    )
 
     def __init__(self, policy: Policy) -> None:
         self._classes = [_ClassGap() for _ in policy.classes]
         self._slos = [c.slo.itl_s for c in policy.classes]
         self._at = 0.0
-        self._sampled_at = 0.0
+        self._hold: Hold | None = None
+        self._looked_at = -LOOK_EVERY_S
+        self.fresh = [0] * len(policy.classes)
+        self.sample_due = 0.0
         self.residents = 0
         self.curve = FittedLine(CURVE_MEMORY)
 
     def reconfigure(self, policy: Policy, moved: list[int]) -> None:
         """Carry the residents over to the classes of another policy; `moved[old] = new`."""
-        old = self._classes
+        old, old_fresh = self._classes, self.fresh
         self._classes = [_ClassGap() for _ in policy.classes]
         self._slos = [c.slo.itl_s for c in policy.classes]
+        self.fresh = [0] * len(policy.classes)
+        self._looked_at = -LOOK_EVERY_S
         for index, gap in enumerate(old):
             new = self._classes[moved[index]]
             new.residents += gap.residents
             new.stream_s += gap.stream_s
             new.tokens += gap.tokens
-            new.fresh += gap.fresh
+            self.fresh[moved[index]] += old_fresh[index]
 
     def advance(self, now: float) -> None:
         """Bring the windows up to `now`.
@@ -88,32 +106,33 @@ class Pace:
         self._at = now
         keep = math.exp(-elapsed_s / WINDOW_S)
         resident_s = WINDOW_S * (1.0 - keep)
-        for gap in self._classes:
-            gap.advance(keep, resident_s / elapsed_s, resident_s)
+        fresh, fresh_weight = self.fresh, resident_s / elapsed_s
+        for index, gap in enumerate(self._classes):
+            gap.stream_s = gap.stream_s * keep + gap.residents * resident_s
+            gap.tokens = gap.tokens * keep + fresh[index] * fresh_weight
+            fresh[index] = 0
 
     def enter(self, now: float, class_index: int) -> None:
         """A stream had its first token and is a resident from now on."""
         self.advance(now)
         self._classes[class_index].residents += 1
         self.residents += 1
+        self._looked_at = -LOOK_EVERY_S
 
     def leave(self, now: float, class_index: int) -> None:
         self.advance(now)
         self._classes[class_index].residents -= 1
         self.residents -= 1
-
-    def token(self, class_index: int, tokens: int) -> None:
-        """Tokens of a resident came; the window is brought up to date later, by `advance`."""
-        self._classes[class_index].fresh += tokens
+        self._looked_at = -LOOK_EVERY_S
 
     def sample(self, now: float, prefilling: bool) -> None:
         """Teach the curve from what is measured now, at most each `SAMPLE_EVERY_S`.
 
         While prompts are being prefilled the gap says nothing about the batch size, and is left out.
         """
-        if now - self._sampled_at < SAMPLE_EVERY_S:
+        if now < self.sample_due:
             return
-        self._sampled_at = now
+        self.sample_due = now + SAMPLE_EVERY_S
         if prefilling or not self.residents:
             return
         self.advance(now)
@@ -131,9 +150,19 @@ class Pace:
         return self.curve.at(self.residents + 1)
 
     def hold(self, now: float) -> Hold | None:
-        """Why no further request may be handed over for the residents' sake, if so."""
+        """Why no further request may be handed over for the residents' sake, if so.
+
+        The answer stands for `LOOK_EVERY_S`, or until a resident comes or goes.
+        """
         if not self.residents:
             return None
+        if 0.0 <= now - self._looked_at < LOOK_EVERY_S:
+            return self._hold
+        self._looked_at = now
+        self._hold = self._look(now)
+        return self._hold
+
+    def _look(self, now: float) -> Hold | None:
         self.advance(now)
         tightest: float | None = None
         for gap, slo_s in zip(self._classes, self._slos, strict=True):

@@ -64,7 +64,7 @@ class Predictor:
     # The line's movement.
 
     def line_changed(self, now: float, line: Line) -> None:
-        """Call after every change of the line's length."""
+        """Call whenever the line, or a class in it, may have become empty or ceased to be."""
         self.drain.backlogged(now, line.count > 0)
         for times, queue in zip(self.classes, line.queues, strict=True):
             times.drain.backlogged(now, queue.count > 0)
@@ -93,7 +93,9 @@ class Predictor:
                 return (requests + 1.0) * holding_s / (running * share)
         cost_rate, request_rate = rates
         # The request's own turn counts as one: with nobody ahead it still waits for the next hand-over.
-        return max(cost / cost_rate if cost_rate > 0.0 else 0.0, (requests + 1.0) / request_rate)
+        by_requests_s = (requests + 1.0) / request_rate
+        by_cost_s = cost / cost_rate if cost_rate > 0.0 else 0.0
+        return max(by_requests_s, by_cost_s)
 
     def _share(self, class_index: int, line: Line) -> float:
         """The class's share of the line by weight, among the classes that wait, itself included."""
@@ -112,7 +114,8 @@ class Predictor:
         service_s = self.service.at(request.prompt_tokens)
         if service_s is None:
             return None
-        return service_s * min(1.0 + CAUTION * self.service.relative_deviation, MAX_CAUTION)
+        caution = 1.0 + CAUTION * self.service.relative_deviation
+        return service_s * (min(MAX_CAUTION, caution))
 
     # The truth.
 

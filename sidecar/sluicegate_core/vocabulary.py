@@ -60,6 +60,7 @@ class Hold(StrEnum):
     SLOTS = "slots"  # every slot of the engine is taken
     STALLED = "stalled"  # the engine has not begun what it was given
     BACKLOG = "backlog"  # the engine has prefill enough in hand
+    PROMPT = "prompt"  # with this prompt it would have more than enough
     GAP = "gap"  # residents' tokens come at the limit of their SLO
     NEXT_GAP = "next_gap"  # one more would take residents past their SLO
     CLASS_CAP = "class_cap"  # the class is at its maxConcurrency
