@@ -1,6 +1,7 @@
 """The policy: the `spec` of an AdmissionPolicy, one schema, one parser for all who read it.
 
-`model` has the values, `parse_policy` reads a decoded document into them.
+`model` has the values, `schema` what may be written, `parser` the way from a decoded document to the values,
+`writer` the way back.
 """
 
 from sluicegate_core.policy.model import (
@@ -19,6 +20,9 @@ from sluicegate_core.policy.model import (
     Selector,
     Slo,
 )
+from sluicegate_core.policy.parser import parse_policy
+from sluicegate_core.policy.writer import policy_warnings, write_spec
+from sluicegate_core.problems import PolicyError, Problem
 
 __all__ = [
     "DEFAULT_MAX_QUEUE_TIME_S",
@@ -31,8 +35,13 @@ __all__ = [
     "LabelRequirement",
     "Mode",
     "Policy",
+    "PolicyError",
+    "Problem",
     "Provider",
     "Rule",
     "Selector",
     "Slo",
+    "parse_policy",
+    "policy_warnings",
+    "write_spec",
 ]
