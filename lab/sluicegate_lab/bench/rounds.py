@@ -1,0 +1,59 @@
+"""Rounds: every target once a round, back to back, in an order that turns round each time.
+
+What drifts on a machine (clock speed, neighbours) drifts over all targets of a round alike, and what the order
+favours it favours one way as often as the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from sluicegate_lab.bench.bars import SUBJECT
+from sluicegate_lab.bench.loads import Sample, Target
+
+#: A client busier than this may limit what it measures.
+CLIENT_LIMIT: Final = 0.9
+
+Say = Callable[[str], None]
+
+
+def interleave(
+    title: str, load: Callable[[Target], Sample], targets: Sequence[Target], rounds: int, say: Say
+) -> dict[str, list[Sample]]:
+    """Run the load against each target in each round; returns the samples by target, in order of the rounds."""
+    samples: dict[str, list[Sample]] = {target.name: [] for target in targets}
+    for turn in range(rounds):
+        for target in targets if turn % 2 == 0 else reversed(targets):
+            samples[target.name].append(load(target))
+        say(f"{title}: round {turn + 1} of {rounds}; {_line(samples)}")
+    for remark in saturation(title, samples):
+        say(remark)
+    return samples
+
+
+def _line(samples: dict[str, list[Sample]]) -> str:
+    parts = []
+    for name, column in samples.items():
+        if column:
+            key, value = next(iter(column[-1].values.items()))
+            if value:
+                parts.append(f"{name} {value:.0f} {key.rpartition('_')[2]}")
+            else:
+                parts.append(name)
+    return ", ".join(parts)
+
+
+def saturation(title: str, samples: dict[str, list[Sample]]) -> list[str]:
+    """A remark for each target that the client may have held back."""
+    return [
+        f"{title}: the client was {busy:.0%} busy against {name}: it may limit what is measured"
+        for name, column in samples.items()
+        if (busy := max((sample.client_busy for sample in column), default=0.0)) > CLIENT_LIMIT
+    ]
+
+
+def busiest(samples: dict[str, list[Sample]]) -> tuple[float, float]:
+    """How busy the client was at most, and the subject's process at most, 0 to 1."""
+    client = max(sample.client_busy for column in samples.values() for sample in column)
+    return client, max((sample.proxy_busy for sample in samples[SUBJECT]), default=0.0)
