@@ -91,7 +91,7 @@ class PolicyFile:
         except OSError as error:
             if self._already_seen(f"error {error.errno}"):
                 return None
-            self.error = PolicyFileError(source, (_unreadable(error),))
+            self.error = PolicyFileError(source, (unreadable(error),))
             return self.error
         content_hash = hashlib.sha256(data).hexdigest()
         if self._already_seen(content_hash):
@@ -242,7 +242,8 @@ def _check_keys(node: yaml.Node, problems: list[Problem]) -> None:
             _check_keys(item, problems)
 
 
-def _unreadable(error: OSError) -> Problem:
+def unreadable(error: OSError) -> Problem:
+    """The problem of a file that the system does not let us read."""
     why = error.strerror or "cannot be read"
     return Problem(
         "spec", "", f"the file cannot be read: {why}", "name a readable file, or a directory with it"

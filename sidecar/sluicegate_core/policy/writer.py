@@ -113,6 +113,8 @@ def _not_in_force(policy: Policy) -> Iterator[str]:
                 f"spec.classes[{place}].preemptible: nothing is taken back from the engine yet; the class is treated "
                 "like any other of its weight"
             )
+    if policy.engine.port is not None:
+        yield "spec.engine.port: read by the operator only; a gate goes where its --upstream points"
     if policy.selector is not None:
         yield "spec.selector: read by the operator only; a gate gates the engine that it stands in front of"
     if policy.autoscaling is not None and policy.autoscaling.provider is not Provider.NONE:
