@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from typing import Final
 
 from sluicegate_core.effects import EngineSnapshot
-from sluicegate_core.request import Request, Stage
+from sluicegate_core.request import PREFILL, Request
 from sluicegate_core.vocabulary import EngineStatus
 
 #: Age at which the engine's own word is no longer believed: three polls of a second, with a margin.
@@ -42,11 +42,13 @@ class EngineView:
 
     __slots__ = (
         "_departed_at", "_expected", "_found_at", "_found_slots", "_retry_s", "_snapshot", "_snapshot_at",
-        "_stated_slots", "pending", "pending_tokens", "running", "running_of", "status",
+        "_stated_slots", "backlog_bound", "pending", "pending_tokens", "running", "running_of", "status",
     )  # fmt: skip
 
     def __init__(self, classes: int, stated_slots: int | None) -> None:
         self.status = EngineStatus.UNKNOWN
+        #: Prefill tokens that may be with the engine at once, beyond a single request.
+        self.backlog_bound: float = UNLEARNED_BACKLOG_TOKENS
         self.running = 0
         self.running_of = [0] * classes
         self.pending_tokens = 0
@@ -95,7 +97,7 @@ class EngineView:
         expected = self._expected
         while expected and expected[0][0] <= now:
             request = heappop(expected)[2]
-            if request.stage is Stage.PREFILL:
+            if request.stage is PREFILL:
                 self.prefill_done(request)
 
     def snapshot(self, now: float, snapshot: EngineSnapshot) -> None:
@@ -162,15 +164,12 @@ class EngineView:
                 self._retry_s = SLOT_RETRY_S
         return self._found_slots
 
-    @staticmethod
-    def backlog_bound(seconds_per_token: float) -> float:
-        """Prefill tokens that may be with the engine at once, beyond a single request; 0.0 s means unlearned."""
-        if seconds_per_token <= 0.0:
-            return UNLEARNED_BACKLOG_TOKENS
-        tokens = BACKLOG_S / seconds_per_token
-        if tokens < MIN_BACKLOG_TOKENS:
-            return MIN_BACKLOG_TOKENS
-        return min(tokens, MAX_BACKLOG_TOKENS)
+    def allow_backlog(self, seconds_per_token: float) -> None:
+        """Set `backlog_bound` from the measured prefill rate; 0.0 s means that it is not known."""
+        if seconds_per_token > 0.0:
+            self.backlog_bound = min(
+                max(BACKLOG_S / seconds_per_token, MIN_BACKLOG_TOKENS), MAX_BACKLOG_TOKENS
+            )
 
     def state(self, now: float) -> dict[str, object]:
         """For `/debug/state`."""

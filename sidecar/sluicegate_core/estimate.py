@@ -76,7 +76,7 @@ class Estimator:
         bound = request.max_output_tokens
         if bound is not None and bound * request.choices < expected:
             expected = bound * request.choices
-        request.output_tokens = expected = min(expected, MAX_TOKENS)
+        request.output_tokens = expected = expected if expected < MAX_TOKENS else MAX_TOKENS
         request.cost = tokens + OUTPUT_TOKEN_COST * expected
 
     def learn(

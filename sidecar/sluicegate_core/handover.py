@@ -20,12 +20,10 @@ from sluicegate_core.pace import Pace
 from sluicegate_core.policy import Mode, Policy
 from sluicegate_core.predict import Predictor
 from sluicegate_core.request import Request
-from sluicegate_core.vocabulary import EngineStatus, Hold
+from sluicegate_core.vocabulary import NOT_READY, Hold
 
 #: A class that offers less than one request in a hundred holding times has no slot kept for it.
 NEGLIGIBLE_LOAD: Final = 0.01
-
-NOT_READY: Final = (EngineStatus.DOWN, EngineStatus.LOADING)
 
 
 class HandOver:
@@ -68,10 +66,9 @@ class HandOver:
         if slots is not None and engine.running >= slots:
             return Hold.SLOTS
         if engine.pending:
-            service = self._predictor.service
-            if engine.pending_tokens >= engine.backlog_bound(service.slope):
+            if engine.pending_tokens >= engine.backlog_bound:
                 return Hold.BACKLOG
-            if len(engine.pending) >= UNLEARNED_PENDING and not service.known:
+            if len(engine.pending) >= UNLEARNED_PENDING and not self._predictor.service.known:
                 return Hold.BACKLOG
             if engine.stalled(now):
                 return Hold.STALLED
@@ -86,9 +83,7 @@ class HandOver:
         cap = self._caps[class_index]
         if cap is not None and engine.running_of[class_index] >= cap:
             return Hold.CLASS_CAP
-        if engine.pending and engine.pending_tokens + request.prompt_tokens > engine.backlog_bound(
-            self._predictor.service.slope
-        ):
+        if engine.pending and engine.pending_tokens + request.prompt_tokens > engine.backlog_bound:
             return Hold.PROMPT
         if self._has_above[class_index]:
             slots = engine.slots(now)

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 from sluicegate_core.policy import ClassPolicy
 from sluicegate_core.request import Request
-from sluicegate_core.vocabulary import EngineStatus, Hold, Reason
+from sluicegate_core.vocabulary import NOT_READY, EngineStatus, Hold, Reason
 
 #: Requests that may wait in the gate, all classes together: a bound on memory, far above any bound by time.
 MAX_WAITING: Final = 100_000
@@ -74,7 +74,7 @@ def availability(scene: Scene) -> Reason | None:
     """Nobody home: another pod should have it."""
     if scene.draining:
         return Reason.DRAINING
-    if scene.status is EngineStatus.DOWN or scene.status is EngineStatus.LOADING:
+    if scene.status in NOT_READY:
         return Reason.ENGINE_DOWN
     return None
 
@@ -92,8 +92,7 @@ def time(scene: Scene) -> Reason | None:
         return None if scene.idle and scene.probe_due else Reason.SLO_UNREACHABLE
     if scene.hold is None:
         return None
-    ttft_s = scene.ttft_s
-    if ttft_s is not None and ttft_s > slo_s:
+    if scene.wait_s is not None and scene.service_s is not None and scene.wait_s + scene.service_s > slo_s:
         return Reason.TTFT
     return None
 

@@ -20,20 +20,18 @@ class FittedLine:
 
     Valid for quantities that grow with x and are near zero at zero: service time over prompt tokens, tokens
     over bytes, gap over batch size.
+
+    Attributes (read only; plain, for the hot path):
+        slope: y a unit of x; 0.0 before any sample.
+        intercept: y at x = 0.
+        relative_deviation: mean absolute error of the line's own forecasts, relative to them.
+        samples: taken in so far.
+        known: `ENOUGH` samples have come.
     """
 
     __slots__ = (
-        "_deviation",
-        "_forget",
-        "_intercept",
-        "_n",
-        "_slope",
-        "_sx",
-        "_sxx",
-        "_sxy",
-        "_sy",
-        "samples",
-    )
+        "_forget", "_n", "_sx", "_sxx", "_sxy", "_sy", "intercept", "known", "relative_deviation", "samples", "slope",
+    )  # fmt: skip
 
     #: Samples before the line is used at all.
     ENOUGH: Final = 4
@@ -46,22 +44,23 @@ class FittedLine:
     def __init__(self, memory: int) -> None:
         self._forget = 1.0 - 1.0 / memory
         self._n = self._sx = self._sy = self._sxx = self._sxy = 0.0
-        self._slope = self._intercept = 0.0
-        self._deviation = 0.0
+        self.slope = self.intercept = 0.0
+        self.relative_deviation = 0.0
         self.samples = 0
+        self.known = False
 
     def add(self, x: float, y: float) -> None:
         """Take in one sample; both finite and not negative."""
         samples = self.samples
         if samples >= self.ENOUGH:
-            expected = self._intercept + self._slope * x
+            expected = self.intercept + self.slope * x
             if expected > 0.0:
                 if samples >= self.STEADY:
                     if y > expected * self.CLIP:
                         y = expected * self.CLIP
                     elif y < expected / self.CLIP:
                         y = expected / self.CLIP
-                self._deviation += (abs(y - expected) / expected - self._deviation) * 0.05
+                self.relative_deviation += (abs(y - expected) / expected - self.relative_deviation) * 0.05
         keep = self._forget
         self._n = self._n * keep + 1.0
         self._sx = self._sx * keep + x
@@ -69,6 +68,7 @@ class FittedLine:
         self._sxx = self._sxx * keep + x * x
         self._sxy = self._sxy * keep + x * y
         self.samples = samples + 1
+        self.known = samples + 1 >= self.ENOUGH
         if samples < self.STEADY or not samples & 3:  # a steady line need not be drawn for every sample
             self._refit()
 
@@ -76,7 +76,7 @@ class FittedLine:
         n = self._n + 1.0  # with the pseudo-sample at the origin
         spread = self._sxx - self._sx * self._sx / n
         if spread <= 1e-12 * (1.0 + self._sxx):
-            self._slope, self._intercept = 0.0, self._sy / self._n
+            self.slope, self.intercept = 0.0, self._sy / self._n
             return
         slope = (self._sxy - self._sx * self._sy / n) / spread
         intercept = (self._sy - slope * self._sx) / n
@@ -84,33 +84,13 @@ class FittedLine:
             slope, intercept = 0.0, self._sy / self._n
         elif intercept < 0.0:
             slope, intercept = self._sxy / self._sxx, 0.0
-        self._slope, self._intercept = slope, intercept
-
-    @property
-    def known(self) -> bool:
-        """True once `ENOUGH` samples have come."""
-        return self.samples >= self.ENOUGH
-
-    @property
-    def slope(self) -> float:
-        """y a unit of x; 0.0 before any sample."""
-        return self._slope
-
-    @property
-    def intercept(self) -> float:
-        """y at x = 0."""
-        return self._intercept
-
-    @property
-    def relative_deviation(self) -> float:
-        """Mean absolute error of the line's own forecasts, relative to them."""
-        return self._deviation
+        self.slope, self.intercept = slope, intercept
 
     def at(self, x: float) -> float | None:
         """y at x, or None while unknown."""
-        if self.samples < self.ENOUGH:
+        if not self.known:
             return None
-        return self._intercept + self._slope * x
+        return self.intercept + self.slope * x
 
 
 class Mean:
@@ -228,14 +208,13 @@ class Drain:
             self._requests *= keep
             self._time_s *= keep
 
-    def _elapsed_s(self, now: float) -> float:
-        return self._time_s + (max(0.0, now - self._since) if self._backlogged else 0.0)
-
     def rates(self, now: float) -> tuple[float, float] | None:
         """(cost a second, requests a second), or None while unknown."""
         if self._requests < self.ENOUGH:
             return None
-        elapsed_s = self._elapsed_s(now)
+        elapsed_s = self._time_s
+        if self._backlogged and now > self._since:
+            elapsed_s += now - self._since
         if elapsed_s <= 0.0:
             return None
         return self._cost / elapsed_s, self._requests / elapsed_s

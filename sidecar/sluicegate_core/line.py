@@ -109,7 +109,8 @@ class ClassQueue:
         flow.cost += request.cost
         if flow.count == 1:
             self.active_flows += 1
-            flow.tag = max(flow.tag, self.virtual)
+            if flow.tag < self.virtual:
+                flow.tag = self.virtual
             if not flow.in_heap:
                 self._push(flow)
         self.count += 1
@@ -179,8 +180,8 @@ class Line:
 
     def append(self, request: Request) -> None:
         queue = self.queues[request.class_index]
-        if queue.count == 0:
-            queue.tag = max(queue.tag, self.virtual)
+        if not queue.count and queue.tag < self.virtual:
+            queue.tag = self.virtual
         queue.append(request)
         self.count += 1
 
@@ -244,10 +245,12 @@ class Line:
             return 0.0, 0.0
         flow = queue.flows.get(client)
         own_cost, own_count = (flow.cost, flow.count) if flow is not None else (0.0, 0)
-        others = queue.active_flows - (1 if own_count else 0)
+        others = queue.active_flows - 1 if own_count else queue.active_flows
+        ahead_cost = own_cost + (own_cost + cost) * others
+        ahead_count = own_count + (own_count + 1) * others
         return (
-            min(queue.cost, own_cost + (own_cost + cost) * others),
-            float(min(queue.count, own_count + (own_count + 1) * others)),
+            ahead_cost if ahead_cost < queue.cost else queue.cost,
+            float(ahead_count if ahead_count < queue.count else queue.count),
         )
 
     def __iter__(self) -> Iterator[Request]:

@@ -94,8 +94,9 @@ class Predictor:
         cost_rate, request_rate = rates
         # The request's own turn counts as one: with nobody ahead it still waits for the next hand-over.
         by_requests_s = (requests + 1.0) / request_rate
-        by_cost_s = cost / cost_rate if cost_rate > 0.0 else 0.0
-        return max(by_requests_s, by_cost_s)
+        if cost > 0.0 and cost > by_requests_s * cost_rate:
+            return cost / cost_rate
+        return by_requests_s
 
     def _share(self, class_index: int, line: Line) -> float:
         """The class's share of the line by weight, among the classes that wait, itself included."""
@@ -115,7 +116,7 @@ class Predictor:
         if service_s is None:
             return None
         caution = 1.0 + CAUTION * self.service.relative_deviation
-        return service_s * (min(MAX_CAUTION, caution))
+        return service_s * (caution if caution < MAX_CAUTION else MAX_CAUTION)
 
     # The truth.
 

@@ -25,6 +25,14 @@ class Stage(IntEnum):
     ENDED = 4
 
 
+#: Looking a member up on its class costs 0.2 us on Python 3.11, several times a decision: these are for hot paths.
+NEW: Final = Stage.NEW
+WAITING: Final = Stage.WAITING
+PREFILL: Final = Stage.PREFILL
+DECODE: Final = Stage.DECODE
+ENDED: Final = Stage.ENDED
+
+
 class Request:
     """Facts of one request and its state in the gate. Times are seconds of the shell's monotonic clock."""
 
@@ -85,7 +93,7 @@ class Request:
         self.predicted_service_s: float | None = None
         self.backlog_at_start = 0
 
-        self.stage = Stage.NEW
+        self.stage: Stage = NEW
         self.was_queued = False
         self.tokens_out = 0
         self.flow: object = None

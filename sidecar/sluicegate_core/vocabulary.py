@@ -74,3 +74,7 @@ class EngineStatus(StrEnum):
     LOADING = "loading"  # answers, and says that it is not ready
     UP = "up"
     DOWN = "down"
+
+
+#: In these states nothing is handed over.
+NOT_READY: Final = frozenset({EngineStatus.DOWN, EngineStatus.LOADING})
