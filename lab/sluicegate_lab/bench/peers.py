@@ -36,7 +36,7 @@ classes:
   weight: 1
 classify:
   default: interactive
-  clientHeader: authorization
+  client: {header: authorization}
   rules:
   - {header: x-admission-class, values: [batch], class: batch}
   - {header: x-admission-class, values: [background], class: background}
@@ -51,7 +51,7 @@ classes:
   maxQueueTime: 20ms
 classify:
   default: interactive
-  clientHeader: authorization
+  client: {header: authorization}
 """
 MAX_BODY_BYTES: Final = 64 << 20
 REFUSAL: Final = (

@@ -39,6 +39,7 @@ class Reactor:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
+        self._sockets: dict[int, socket.socket] = {}
         self._schedules: list[Schedule] = []
         self._started_ns = self._last_ns = monotonic_ns()
         self._idle_ns = 0
@@ -47,6 +48,7 @@ class Reactor:
     def add(self, sock: socket.socket, handler: Callable[[int], None], events: int = READ) -> None:
         """Call `handler` with the ready events of the socket from now on."""
         self._handlers[sock.fileno()] = handler
+        self._sockets[sock.fileno()] = sock
         self._epoll.register(sock.fileno(), events)
 
     def modify(self, sock: socket.socket, events: int) -> None:
@@ -58,6 +60,7 @@ class Reactor:
         if descriptor < 0:
             return
         if self._handlers.pop(descriptor, None) is not None:
+            del self._sockets[descriptor]
             self._epoll.unregister(descriptor)
         sock.close()
 
@@ -113,6 +116,9 @@ class Reactor:
         return 1.0 - self._idle_ns / spent_ns if spent_ns > 0 else 0.0
 
     def stop(self) -> None:
+        """Close every socket that is still here: a benchmark that was cut short leaves them behind."""
+        for sock in list(self._sockets.values()):
+            self.close(sock)
         self._epoll.close()
 
 
