@@ -18,7 +18,7 @@ The parts: `estimate` (work), `predict` (times), `pace` (inter-token SLO), `engi
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
@@ -80,7 +80,7 @@ class Controller:
         self.pace = Pace(policy)
         self.predictor = Predictor(policy)
         self.estimator = Estimator()
-        self.stats: dict[str, ClassStats] = {c.name: ClassStats() for c in policy.classes}
+        self.stats: dict[str, ClassStats] = {c.name: ClassStats(c.name) for c in policy.classes}
         self.recent_refusals: deque[RecentRefusal] = deque(maxlen=RECENT_REFUSALS)
         self.draining = False
         self._enforces = policy.mode is Mode.ENFORCE
@@ -115,6 +115,11 @@ class Controller:
     @property
     def running(self) -> int:
         return self.engine.running
+
+    @property
+    def running_requests(self) -> Iterable[Request]:
+        """Those with the engine, in the order of their hand-over."""
+        return self._running.keys()
 
     # Events.
 
@@ -279,7 +284,7 @@ class Controller:
         self.predictor.line_changed(now, self.line)
         self._hand_over.reconfigure(policy)
         for c in policy.classes:
-            self.stats.setdefault(c.name, ClassStats())
+            self.stats.setdefault(c.name, ClassStats(c.name))
         for name in [n for n, s in self.stats.items() if n not in index_of and not s.in_flight]:
             if len(self.stats) <= MAX_CLASS_RECORDS:
                 break

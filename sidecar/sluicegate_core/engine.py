@@ -112,6 +112,10 @@ class EngineView:
             return None
         return self._snapshot
 
+    def snapshot_age_s(self, now: float) -> float | None:
+        """Age of the engine's last word, s, believed or not; None before the first."""
+        return None if self._snapshot is None else now - self._snapshot_at
+
     def _find_slots(self, now: float, slots: int) -> None:
         if self._found_slots is not None and slots < self._found_slots:
             self._retry_s = min(2.0 * self._retry_s, MAX_SLOT_RETRY_S)
@@ -188,5 +192,5 @@ class EngineView:
             if self._found_slots is not None
             else None,
             "reported": snapshot._asdict() if snapshot is not None else None,
-            "reported_age_s": now - self._snapshot_at if self._snapshot is not None else None,
+            "reported_age_s": self.snapshot_age_s(now),
         }

@@ -213,6 +213,11 @@ class Line:
                 queue.tag = max(queue.tag, best.tag)
         return head
 
+    def head(self, class_index: int) -> Request | None:
+        """The request of a class whose turn it is within the class; None while none of it waits."""
+        queue = self.queues[class_index]
+        return queue.next_flow().head if queue.count else None
+
     def take(self, request: Request) -> None:
         """Hand over the request that `next` returned: it leaves the line, its flow and class are charged."""
         queue = self.queues[request.class_index]

@@ -178,3 +178,22 @@ class Pace:
             if ahead_s is not None and ahead_s > tightest:
                 return Hold.NEXT_GAP
         return None
+
+    def state(self, now: float) -> dict[str, object]:
+        """What is measured and learned, for `/debug/state`; classes in the policy's order."""
+        self.advance(now)
+        return {
+            "residents": self.residents,
+            "next_gap_s": self.next_gap_s(),
+            "curve": {
+                "seconds_per_resident": self.curve.slope if self.curve.known else None,
+                "overhead_s": self.curve.intercept if self.curve.known else None,
+                "relative_error": self.curve.relative_deviation if self.curve.known else None,
+                "samples": self.curve.samples,
+                "learned": self.curve.known,
+            },
+            "classes": [
+                {"residents": gap.residents, "gap_s": gap.gap_s(), "slo_itl_s": slo_s}
+                for gap, slo_s in zip(self._classes, self._slos, strict=True)
+            ],
+        }

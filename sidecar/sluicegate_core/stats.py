@@ -60,12 +60,13 @@ class ClassStats:
     """Everything counted for one class."""
 
     __slots__ = (
-        "evicted", "failed", "itl_s", "offered", "prediction_ratio", "queue_delay_s",
+        "evicted", "failed", "itl_s", "name", "offered", "prediction_ratio", "queue_delay_s",
         "queued", "rejected", "retries", "served", "served_in_slo", "started", "tokens_in", "tokens_out",
         "total_s", "ttft_s",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.offered = 0
         self.retries = 0
         self.started = 0
