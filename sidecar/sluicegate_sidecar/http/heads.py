@@ -1,0 +1,112 @@
+"""Heads of messages: which header lines stop here, and how a head is written.
+
+Pure functions on bytes. Header names are in lower case wherever they are compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+from sluicegate_sidecar.http.interface import End, LocalReply
+
+if TYPE_CHECKING:
+    from sluicegate_sidecar.http.exchange import Exchange
+
+Lines = Sequence[tuple[bytes, bytes]]
+
+#: Header fields that concern one connection only (RFC 9110, 7.6.1), whether or not `Connection` lists them.
+HOP_BY_HOP: Final = frozenset(
+    (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade")
+)
+
+#: Not passed to the engine: what belongs to this hop, and what the gate has dealt with. The length is written
+#: anew, since a chunked body goes on with its length; credentials for a proxy are not the engine's.
+REQUEST_STOPS: Final = HOP_BY_HOP | {
+    b"content-length",
+    b"expect",
+    b"http2-settings",
+    b"proxy-authorization",
+    b"proxy-authenticate",
+}
+
+#: Fields that routing and framing stand on: a client cannot have them removed by listing them in Connection.
+PROTECTED: Final = frozenset((b"host", b"content-length", b"content-type", b"transfer-encoding"))
+
+#: Methods for which an absent body is announced as such (RFC 9110, 8.6).
+BODY_EXPECTED: Final = frozenset((b"POST", b"PUT", b"PATCH"))
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK: Final = b"0\r\n\r\n"
+
+#: Status -> status line of a response that the gate makes itself.
+_STATUS_LINES: Final = {
+    status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode("ascii"))
+    for status in HTTPStatus
+}
+
+#: How a failure of the engine reads to a client that has not yet had a response.
+_FAILURES: Final = {
+    End.ENGINE_REFUSED: (503, "the engine refused the connection"),
+    End.ENGINE_RESET_EARLY: (502, "the engine closed the connection before it answered"),
+    End.ENGINE_RESET_MIDSTREAM: (502, "the engine closed the connection before its answer began"),
+    End.ENGINE_BAD_RESPONSE: (502, "the engine's answer was not understood"),
+    End.ENGINE_HUNG: (504, "the engine did not answer in time"),
+    End.ABORTED: (503, "the request was taken back"),
+}
+
+
+def connection_tokens(values: Iterable[bytes]) -> frozenset[bytes]:
+    """The names listed in one or more Connection fields, in lower case."""
+    return frozenset(
+        token for value in values for part in value.split(b",") if (token := part.strip(b" \t").lower())
+    )
+
+
+def connection_line(exchange: Exchange) -> bytes:
+    """What the response says about the connection."""
+    if not exchange.keepalive:
+        return b"connection: close\r\n"
+    return b"connection: keep-alive\r\n" if exchange.http10 else b""
+
+
+def status_line(status: int) -> bytes:
+    """The status line of a local reply; a status without a standard phrase has none."""
+    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+
+
+def lines(headers: Lines) -> bytes:
+    """Header lines as they go on the wire."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+def check_headers(headers: Lines) -> None:
+    """Raise ValueError when the application's own headers could break a head apart."""
+    for name, value in headers:
+        if (
+            not name
+            or b":" in name
+            or any(byte <= 0x20 for byte in name)
+            or any(b in value for b in b"\r\n\0")
+        ):
+            raise ValueError(f"header {name!r} cannot be sent: its name or value holds a forbidden byte")
+
+
+def error_body(status: int, message: str, code: str) -> bytes:
+    """An error as OpenAI's clients read it."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    return json.dumps({"error": error}, separators=(",", ":")).encode()
+
+
+def error_reply(status: int, message: str, code: str) -> LocalReply:
+    """A local reply with an error in OpenAI's shape."""
+    return LocalReply(status, ((b"content-type", b"application/json"),), error_body(status, message, code))
+
+
+def failure_reply(end: End) -> LocalReply:
+    """The default answer when the engine failed before a response began."""
+    status, message = _FAILURES[end]
+    return error_reply(status, message, end.value)
