@@ -142,10 +142,10 @@ async def get(host: str, port: int, path: str) -> Answer:
 
 
 class EngineProbe:
-    """Polls one engine and tells each observation to `on_observation`, on the loop it runs on.
+    """Polls one engine and tells its news to `on_observation`, on the loop it runs on.
 
-    `run` is a task's whole work: it goes on until it is cancelled, and ends clean then. `last` is the latest
-    observation. The task owns all state.
+    News is a change of status, at once, the engine's type once it is known, and each reading. `run` is a task's whole work: it goes on until it is
+    cancelled, and ends clean then. `last` is the latest observation. The task owns all state.
     """
 
     def __init__(
@@ -160,45 +160,54 @@ class EngineProbe:
         self._host = host
         self._port = port
         self._spec = engine
-        self._tell = on_observation
+        self._listener = on_observation
         self._timing = timing
         self._late = 0  # answers in a row that were late
-        self._info: EngineReading | None = None  # constants, of this start of the engine
+        # Of this start of the engine: which one it is, what it says of its constants.
+        self._detected = False
+        self._info: EngineReading | None = None
         self._metrics_at_s = 0.0  # when metrics are asked for again
 
     async def run(self) -> None:
         """Poll until cancelled; the first answer is told as soon as the engine gives it."""
         while True:
-            try:
-                self.last = await self._poll()
-                self._tell(self.last)
-            except Exception:  # noqa: BLE001 - a listener's fault, or one of ours, must not blind the gate
-                _log.exception("the engine could not be observed")
-            up = self.last.status is EngineStatus.UP
-            await asyncio.sleep(self._timing.up_s if up else self._timing.down_s)
+            status = await self._status()
+            if status is not self.last.status:
+                self._tell(self.last._replace(status=status, fresh=False))
+            if status is not EngineStatus.UP:
+                self._detected, self._info, self._metrics_at_s = False, None, 0.0
+            elif not self._late:
+                await self._read()
+            await asyncio.sleep(self._timing.up_s if status is EngineStatus.UP else self._timing.down_s)
 
     def age_s(self) -> float | None:
         """Return how old the last reading is, in seconds; None if there is none."""
         at = self.last.reading_at_s
         return None if at is None else asyncio.get_running_loop().time() - at
 
-    async def _poll(self) -> Observation:
-        was = self.last
-        status = await self._status()
-        if status is not EngineStatus.UP:
-            self._info, self._metrics_at_s = None, 0.0
-            return was._replace(status=status, fresh=False)
-        engine = was.engine
-        if engine is EngineType.AUTO or (self._info is None and self._spec.type is EngineType.AUTO):
-            engine = await self._detect()
+    def _tell(self, observation: Observation) -> None:
+        self.last = observation
+        try:
+            self._listener(observation)
+        except Exception:  # noqa: BLE001 - a listener's fault must not blind the gate
+            _log.exception("an observation of the engine was not taken up")
+
+    async def _read(self) -> None:
+        """Ask an engine that is up for all it tells."""
+        if not self._detected:
+            engine = await self._detect() if self._spec.type is EngineType.AUTO else self._spec.type
+            self._detected = True
+            if engine is not self.last.engine:
+                self._tell(self.last._replace(engine=engine, fresh=False))
+        engine = self.last.engine
         profile = PROFILES.get(engine, PROFILES[EngineType.OTHER])
         if self._info is None:
             self._info = await self._read_info(engine, profile)
+        info = self._info or EngineReading()
         reading = await self._read_metrics(engine, profile)
-        if reading is None and not any(value is not None for value in self._info):
-            return Observation(status, engine, was.reading, was.reading_at_s, False)
-        known = (reading or EngineReading()).with_info(self._info)
-        return Observation(status, engine, known, asyncio.get_running_loop().time(), True)
+        if reading is not None or info != EngineReading():
+            whole = (reading or EngineReading()).with_info(info)
+            self._tell(Observation(EngineStatus.UP, engine, whole, asyncio.get_running_loop().time(), True))
 
     async def _status(self) -> EngineStatus:
         known = PROFILES.get(self.last.engine, PROFILES[EngineType.OTHER])
@@ -223,13 +232,14 @@ class EngineProbe:
                 return found
         return EngineType.OTHER
 
-    async def _read_info(self, engine: EngineType, profile: EngineProfile) -> EngineReading:
+    async def _read_info(self, engine: EngineType, profile: EngineProfile) -> EngineReading | None:
+        """Return what the engine says of its constants; None where it is to be asked again."""
         if profile.info_path is None:
             return EngineReading()
         try:
             answer = await self._ask(self._port, profile.info_path)
         except OSError:
-            return EngineReading()
+            return None
         return parse_info(engine, answer.body) if answer.status == 200 else EngineReading()
 
     async def _read_metrics(self, engine: EngineType, profile: EngineProfile) -> EngineReading | None:
