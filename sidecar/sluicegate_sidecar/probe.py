@@ -144,8 +144,9 @@ async def get(host: str, port: int, path: str) -> Answer:
 class EngineProbe:
     """Polls one engine and tells its news to `on_observation`, on the loop it runs on.
 
-    News is a change of status, at once, the engine's type once it is known, and each reading. `run` is a task's whole work: it goes on until it is
-    cancelled, and ends clean then. `last` is the latest observation. The task owns all state.
+    News is a change of status, at once, the engine's type once it is known, and each reading. `run` is a
+    task's whole work: it goes on until it is cancelled, and ends clean then. `last` is the latest observation.
+    The task owns all state.
     """
 
     def __init__(
