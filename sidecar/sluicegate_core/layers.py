@@ -44,8 +44,8 @@ class Scene(NamedTuple):
         idle: nothing waits and nothing runs.
         probe_due: an idle engine was not tried for `PROBE_EVERY_S`.
         waiting: requests in the line, all classes.
-        hold: what would keep it from the engine at this moment; None where it can go at once.
-        wait_s: predicted wait for its turn; 0.0 where it can go at once, None while unknown.
+        hold: what would keep it from the engine at this moment if its turn came; None where nothing would.
+        wait_s: predicted wait for its turn; 0.0 where it can go at once and only there, None while unknown.
         service_s: predicted hand-over to first token with what the engine has in hand, None while unknown.
         alone_s: the same on an idle engine.
     """
@@ -61,6 +61,12 @@ class Scene(NamedTuple):
     wait_s: float | None
     service_s: float | None
     alone_s: float | None
+
+    @property
+    def at_once(self) -> bool:
+        """There is room for it and nobody ahead. Room alone is not enough: those ahead may be held where this
+        one is not, such as by a longer prompt."""
+        return self.wait_s == 0.0
 
     @property
     def ttft_s(self) -> float | None:
@@ -90,7 +96,7 @@ def time(scene: Scene) -> Reason | None:
         return None
     if scene.alone_s is not None and scene.alone_s > slo_s:
         return None if scene.idle and scene.probe_due else Reason.SLO_UNREACHABLE
-    if scene.hold is None:
+    if scene.at_once:
         return None
     if scene.wait_s is not None and scene.service_s is not None and scene.wait_s + scene.service_s > slo_s:
         return Reason.TTFT
@@ -99,7 +105,7 @@ def time(scene: Scene) -> Reason | None:
 
 def queue(scene: Scene) -> Reason | None:
     """The line is as long as can be served in time (Little's law: length = rate x time), and bounded."""
-    if scene.hold is None:
+    if scene.at_once:
         return None
     if scene.waiting >= MAX_WAITING:
         return Reason.QUEUE_FULL
