@@ -44,6 +44,8 @@ RECENT_REFUSALS: Final = 100
 #: Records of classes that a policy no longer has, kept so that their counters do not jump.
 MAX_CLASS_RECORDS: Final = 64
 
+WITH_ENGINE: Final = (PREFILL, DECODE)
+NOT_WITH_ENGINE: Final = "released twice, or never started"
 SLO_UNREACHABLE: Final = Reason.SLO_UNREACHABLE
 NO_EFFECTS: Final[tuple[Effect, ...]] = ()
 NEVER: Final = float("inf")
@@ -155,7 +157,6 @@ class Controller:
         request.stage = WAITING
         line = self.line
         line.append(request)
-        heappush(self._deadlines, (request.deadline, request.sequence, request))
         if line.queues[request.class_index].count == 1:
             self.predictor.line_changed(now, line)
         # Those who were held before are so still, but for the time that has passed: `tick` looks after them.
@@ -163,6 +164,7 @@ class Controller:
         if request.stage is WAITING:
             request.was_queued = True
             stats.queued += 1
+            heappush(self._deadlines, (request.deadline, request.sequence, request))
         return effects
 
     def first_token(self, now: float, request: Request) -> Sequence[Effect]:
@@ -198,6 +200,7 @@ class Controller:
             truth: what the engine reported of it.
             teaches: False where the answer says nothing about the work, such as one to a malformed request.
         """
+        assert request.stage in WITH_ENGINE, NOT_WITH_ENGINE
         policy = self.policy.classes[request.class_index]
         if request.stage is PREFILL and teaches:  # not streamed: the whole answer came at once
             self._end_silent(now, request)
@@ -411,6 +414,8 @@ class Controller:
             if request is None:
                 break
             effects.append(self._start(now, request))
+        if effects:
+            self._trim_deadlines()
         return effects
 
     def _start(self, now: float, request: Request) -> Start:
@@ -434,8 +439,12 @@ class Controller:
         self.line.remove(request)
         if not self.line.queues[request.class_index].count:
             self.predictor.line_changed(now, self.line)
-        if len(self._deadlines) > 2 * self.line.count + 64:  # those who left in time leave entries behind
-            self._deadlines = [entry for entry in self._deadlines if entry[2].stage is WAITING]
+        self._trim_deadlines()
+
+    def _trim_deadlines(self) -> None:
+        """Those who leave the line in time leave entries behind; rebuilt when they are most of the heap."""
+        if len(self._deadlines) > 2 * self.line.count + 64:
+            self._deadlines[:] = [entry for entry in self._deadlines if entry[2].stage is WAITING]
             heapify(self._deadlines)
 
     # The end.
@@ -481,7 +490,7 @@ class Controller:
         self, now: float, request: Request, outcome: Outcome, reason: Reason | None, truth: Truth
     ) -> Sequence[Effect]:
         """Give the ticket back: once, whatever the way it ends."""
-        assert request.stage in (PREFILL, DECODE), "released twice, or never started"
+        assert request.stage in WITH_ENGINE, NOT_WITH_ENGINE
         del self._running[request]
         if request.stage is DECODE:
             self.pace.leave(now, request.class_index)
