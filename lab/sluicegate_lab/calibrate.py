@@ -22,6 +22,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from sluicegate_lab.demo_engine import Engine
 from sluicegate_lab.load import Outcome, Patience, Record, Replay, Target, Wording
 from sluicegate_lab.traffic import BATCH, INTERACTIVE, Request, TraceRow, WorkCost, scaled_lengths
 
@@ -30,6 +31,10 @@ SHORT_WORDS = 8
 LONG_WORDS = 200
 IDLE_OUTPUT_TOKENS = 8
 """The idle run: eight requests, a few seconds on a small engine."""
+
+FULL_S = 8.0
+TEACH_S = 8.0
+"""Some twenty requests each on a small engine: enough for rates, short enough for three minutes in all."""
 
 PATIENCE = Patience({INTERACTIVE: 60.0, BATCH: 60.0}, drain_s=60.0)
 """Nobody leaves while the engine is measured."""
@@ -55,31 +60,24 @@ class Capacity:
 
 
 async def measure(
-    target: Target,
-    trace: Sequence[TraceRow],
-    *,
-    counts_down: bool,
-    slots: int,
-    seconds: float,
-    seed: int,
-    progress: Callable[[str], None],
+    engine: Engine, trace: Sequence[TraceRow], *, seed: int, progress: Callable[[str], None]
 ) -> Capacity:
-    """Measures the engine at `target`. Raises `CalibrationError` where requests fail."""
+    """Measures the engine. Raises `CalibrationError` where requests fail."""
     progress("measuring the idle engine")
-    idle = await _idle(target, counts_down)
+    idle = await _idle(engine)
     short_s = statistics.median(_ttft_s(record) for record in idle[0::2])
     long_s = statistics.median(_ttft_s(record) for record in idle[1::2])
     prompt_token_s = max((long_s - short_s) / (LONG_WORDS - SHORT_WORDS), LEAST_COST_S)
 
-    progress(f"measuring the full engine: {slots} requests at a time for {seconds:.0f} s")
-    replay = Replay(target, Wording("full", counts_down), PATIENCE)
-    await replay.run_closed(_mix(trace, seed), concurrency=slots, seconds=seconds)
+    progress(f"measuring the full engine: {engine.slots} requests at a time for {FULL_S:.0f} s")
+    replay = Replay(engine.target, Wording("full", engine.counts_down), PATIENCE)
+    await replay.run_closed(_mix(trace, seed), concurrency=engine.slots, seconds=FULL_S)
     done = _served(replay.records)
     elapsed_s = max(record.ended_s or 0.0 for record in done)
     prompt_tokens = sum(record.prompt_tokens or record.request.prompt_words for record in done)
     output_tokens = sum(tokens_of(record) for record in done)
     # Between the last arrival and the last end the engine empties: half of that time counts as busy.
-    busy_s = elapsed_s - max(0.0, elapsed_s - seconds) / 2
+    busy_s = elapsed_s - max(0.0, elapsed_s - FULL_S) / 2
     output_token_s = (busy_s - prompt_tokens * prompt_token_s) / output_tokens
     if output_token_s <= 0:
         # The idle prefill was slower than all of the full run: no split can be told from these numbers.
@@ -95,13 +93,16 @@ async def measure(
     )
 
 
-async def teach(
-    target: Target, trace: Sequence[TraceRow], *, counts_down: bool, slots: int, seconds: float, seed: int
-) -> int:
-    """A closed loop of the same mix through the gate, so that it learns its rates; returns how many passed."""
-    replay = Replay(target, Wording("teach", counts_down), PATIENCE)
-    await replay.run_closed(_mix(trace, seed + 1), concurrency=slots, seconds=seconds)
-    return sum(record.outcome is Outcome.SERVED for record in replay.records)
+async def teach(engine: Engine, gate: Target, trace: Sequence[TraceRow], *, seed: int) -> None:
+    """A closed loop of the same mix through the gate, so that it learns the engine's rates."""
+    replay = Replay(gate, Wording("teach", engine.counts_down), PATIENCE)
+    await replay.run_closed(_mix(trace, seed + 1), concurrency=engine.slots, seconds=TEACH_S)
+
+
+async def empty(engine: Engine) -> None:
+    """Returns once a request sent now has been served: those before it were served, or have left."""
+    probe = Replay(engine.target, Wording("probe", engine.counts_down), PATIENCE)
+    _served([await probe.send(Request(0, 0.0, INTERACTIVE, "calibration", SHORT_WORDS, 2))])
 
 
 def tokens_of(record: Record) -> int:
@@ -120,8 +121,8 @@ def _mix(trace: Sequence[TraceRow], seed: int) -> Iterator[Request]:
         index += 1
 
 
-async def _idle(target: Target, counts_down: bool) -> list[Record]:
-    replay = Replay(target, Wording("idle", counts_down), PATIENCE)
+async def _idle(engine: Engine) -> list[Record]:
+    replay = Replay(engine.target, Wording("idle", engine.counts_down), PATIENCE)
     for index in range(2 * IDLE_ROUNDS):
         words = LONG_WORDS if index % 2 else SHORT_WORDS
         await replay.send(Request(index, 0.0, INTERACTIVE, "calibration", words, IDLE_OUTPUT_TOKENS))

@@ -112,8 +112,9 @@ class ChildProcess:
         self._process.wait()
         streams: tuple[Any, ...] = (self._process.stdin, self._process.stdout, self._log)
         for stream in streams:
-            with contextlib.suppress(OSError):
-                stream.close()
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
 
 
 def _end_with_parent() -> None:

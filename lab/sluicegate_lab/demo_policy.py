@@ -71,7 +71,7 @@ classes:
   weight: {BATCH_WEIGHT}
 classify:
   default: {INTERACTIVE}
-  clientHeader: {CLIENT_HEADER}
+  client: {{header: {CLIENT_HEADER}}}
   rules:
   - {{header: {CLASS_HEADER}, values: [{BATCH}], class: {BATCH}}}
 """

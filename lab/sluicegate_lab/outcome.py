@@ -14,7 +14,7 @@ Pure: no clock, no I/O. Records come from `load.py`, drawings of them from `repo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -139,59 +139,56 @@ def _result(records: Sequence[Record], goals: Goals, cost: WorkCost) -> ClassRes
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A line of the table side by side: the class, the measure, both values, and who is ahead.
+class Cell:
+    """Both values of a measure, as text, and who is ahead.
 
     `better` is "gate", "engine" or "": none, a tie, or a measure that is neither good nor bad by itself.
     """
 
-    class_name: str
-    measure: str
     engine: str
     gate: str
     better: str
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measure, for every class and in total."""
+
+    measure: str
+    cells: dict[str, Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class _Measure:
+    """A line of the table: which field, how it is written, and whether more of it is better, worse, or neither.
+
+    `if_any`: the line is left out when it is zero everywhere.
+    """
+
+    name: str
+    of: str
+    show: Callable[[float | None], str]
+    more_is_better: bool | None = None
+    if_any: bool = False
+
+
 def table(engine: RunResult, gate: RunResult) -> list[Row]:
-    """The comparison, class by class and in total, as text that both terminal and report show."""
+    """The comparison as text, the same for the terminal and the report."""
     rows: list[Row] = []
-    for name in engine:
-        rows += _class_rows(name, engine[name], gate[name])
+    for measure in MEASURES:
+        pairs = {
+            name: (getattr(engine[name], measure.of), getattr(gate[name], measure.of)) for name in engine
+        }
+        if not measure.if_any or any(left or right for left, right in pairs.values()):
+            rows.append(Row(measure.name, {name: _cell(measure, *pair) for name, pair in pairs.items()}))
     return rows
 
 
-def _class_rows(name: str, engine: ClassResult, gate: ClassResult) -> list[Row]:
-    rows: list[Row] = []
-
-    def add(
-        measure: str, left: float | None, right: float | None, show: Any, more_is_better: bool | None
-    ) -> None:
-        better = ""
-        if more_is_better is not None and left is not None and right is not None and left != right:
-            better = "gate" if (right > left) == more_is_better else "engine"
-        rows.append(Row(name, measure, show(left), show(right), better))
-
-    add("offered", engine.offered, gate.offered, show_count, None)
-    add("served", engine.served, gate.served, show_count, True)
-    add("within SLO", engine.within_slo, gate.within_slo, show_count, True)
-    add("tokens within SLO", engine.tokens_within_slo, gate.tokens_within_slo, show_count, True)
-    add("weighted goodput", engine.weighted_goodput_s, gate.weighted_goodput_s, show_work, True)
-    add("attainment of the admitted", engine.attainment, gate.attainment, show_share, True)
-    add("TTFT p50", engine.ttft_p50_s, gate.ttft_p50_s, show_seconds, False)
-    add("TTFT p95", engine.ttft_p95_s, gate.ttft_p95_s, show_seconds, False)
-    add("TTFT p99", engine.ttft_p99_s, gate.ttft_p99_s, show_seconds, False)
-    add("inter-token time p95", engine.itl_p95_s, gate.itl_p95_s, show_seconds, False)
-    add("refused", engine.refused, gate.refused, show_count, None)
-    add("median time to a refusal", engine.refusal_p50_s, gate.refusal_p50_s, show_seconds, None)
-    add("gave up waiting", engine.gave_up, gate.gave_up, show_count, False)
-    add("wasted tokens", engine.wasted_tokens, gate.wasted_tokens, show_count, False)
-    for measure, left, right in (
-        ("failed", engine.failed, gate.failed),
-        ("cut off at the end", engine.cut_off, gate.cut_off),
-    ):
-        if left or right:
-            add(measure, left, right, show_count, False)
-    return rows
+def _cell(measure: _Measure, engine: float | None, gate: float | None) -> Cell:
+    better = ""
+    if measure.more_is_better is not None and engine is not None and gate is not None and engine != gate:
+        better = "gate" if (gate > engine) == measure.more_is_better else "engine"
+    return Cell(measure.show(engine), measure.show(gate), better)
 
 
 def show_count(value: float | None) -> str:
@@ -213,6 +210,26 @@ def show_seconds(value: float | None) -> str:
     if value >= 0.9995:
         return f"{value:.2f} s" if value < 9.995 else f"{value:.1f} s"
     return f"{value * 1e3:.0f} ms" if value >= 0.00995 else f"{value * 1e3:.1f} ms"
+
+
+MEASURES = (
+    _Measure("offered", "offered", show_count),
+    _Measure("served", "served", show_count, more_is_better=True),
+    _Measure("within SLO", "within_slo", show_count, more_is_better=True),
+    _Measure("tokens within SLO", "tokens_within_slo", show_count, more_is_better=True),
+    _Measure("weighted goodput", "weighted_goodput_s", show_work, more_is_better=True),
+    _Measure("SLO kept, of admitted", "attainment", show_share, more_is_better=True),
+    _Measure("TTFT p50", "ttft_p50_s", show_seconds, more_is_better=False),
+    _Measure("TTFT p95", "ttft_p95_s", show_seconds, more_is_better=False),
+    _Measure("TTFT p99", "ttft_p99_s", show_seconds, more_is_better=False),
+    _Measure("inter-token p95", "itl_p95_s", show_seconds, more_is_better=False),
+    _Measure("refused", "refused", show_count),
+    _Measure("refused after (p50)", "refusal_p50_s", show_seconds),
+    _Measure("gave up waiting", "gave_up", show_count, more_is_better=False),
+    _Measure("wasted tokens", "wasted_tokens", show_count, more_is_better=False),
+    _Measure("failed", "failed", show_count, more_is_better=False, if_any=True),
+    _Measure("cut off at the end", "cut_off", show_count, more_is_better=False, if_any=True),
+)
 
 
 def ratio(gate: float, engine: float) -> str:
