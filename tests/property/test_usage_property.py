@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sluicegate_sidecar.usage import MAX_LINE_BYTES, UsageReader, reader_for
+from sluicegate_sidecar.event_stream import MAX_LINE_BYTES
+from sluicegate_sidecar.usage import UsageReader, reader_for
 
 texts = st.text('ab "\\\n\r{}[]:,é\0', max_size=8)
 counts = st.integers(0, 10_000)

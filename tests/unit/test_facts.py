@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from sluicegate_sidecar.bodies import MAX_COUNTED_BYTES, MAX_LIST_BYTES
 from sluicegate_sidecar.endpoints import Endpoint, endpoint_of
 from sluicegate_sidecar.facts import (
     MAX_CHOICES,
-    MAX_COUNTED_BYTES,
     MAX_MEDIA,
     MAX_OUTPUT_TOKENS,
     MEDIA_DISCOUNT,
@@ -167,6 +167,13 @@ def test_choices() -> None:
     assert facts(path, {"prompt": ["x", "y", "z"], "n": 2}).choices == 6
     assert facts(path, b'{"prompt":["x","y"]}').choices == 2
     assert facts(path, {"prompt": ['a","b', 'c\\", "d']}).choices == 2
+    assert facts(path, {"prompt": [","]}).choices == 1
+    assert facts(path, {"prompt": ["x" * MAX_LIST_BYTES, 'say "y"']}).choices == 2
+    assert (
+        facts(path, json.dumps({"prompt": ["x" * MAX_LIST_BYTES, "y", "\\\\"]}, indent=1).encode()).choices
+        == 3
+    )
+    assert facts(path, {"prompt": []}).choices == 1
     assert facts(path, {"prompt": [[1, 2], [3]], "n": 2}).choices == 4
     assert facts(path, {"prompt": "x", "n": 10**9}).choices == MAX_CHOICES
     assert facts(path, {"prompt": "x", "n": -3}).choices == 1

@@ -5,15 +5,9 @@ from typing import Any
 
 import pytest
 
-from sluicegate_sidecar.usage import (
-    EDGE_BYTES,
-    MAX_LINE_BYTES,
-    MAX_WHOLE_BYTES,
-    EventStreamReader,
-    JsonReader,
-    UsageReader,
-    reader_for,
-)
+from sluicegate_sidecar.event_stream import MAX_LINE_BYTES, EventStreamReader
+from sluicegate_sidecar.reported import EDGE_BYTES
+from sluicegate_sidecar.usage import MAX_WHOLE_BYTES, JsonReader, UsageReader, reader_for
 
 TAIL = '"created":1796102857,"id":"chatcmpl-lbsQG4Oh","model":"tiny","object":"chat.completion.chunk"'
 ROLE = (
