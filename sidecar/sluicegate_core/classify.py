@@ -95,6 +95,11 @@ class Classifier:
         hashed = self._young.get(identity)
         return class_index, self._hash(identity) if hashed is None else hashed
 
+    @property
+    def cached_clients(self) -> int:
+        """Hashes at hand, at most two generations of MAX_CACHED_CLIENTS."""
+        return len(self._young) + len(self._old)
+
     def _identity(self, header: HeaderLookup) -> bytes:
         """The raw identity; empty where the request has none."""
         for name in self._client_headers:
