@@ -58,8 +58,8 @@ class DemoPolicy:
 
 def default_policy(capacity: Capacity, engine_type: str) -> DemoPolicy:
     """The demo's own policy, for an engine that was measured."""
-    ttft_s = math.ceil(10 * max(LEAST_TTFT_S, IDLE_TTFT_FACTOR * capacity.idle_ttft_s)) / 10
-    itl_s = math.ceil(100 * max(LEAST_ITL_S, FULL_GAP_FACTOR * capacity.full_gap_s)) / 100
+    ttft_s = _rounded_up(max(LEAST_TTFT_S, IDLE_TTFT_FACTOR * capacity.idle_ttft_s), 0.1)
+    itl_s = _rounded_up(max(LEAST_ITL_S, FULL_GAP_FACTOR * capacity.full_gap_s), 0.01)
     text = f"""\
 engine: {{type: {engine_type}}}
 classes:
@@ -122,3 +122,8 @@ def _missing(names: Sequence[str]) -> list[str]:
 def _duration(seconds: float) -> str:
     """As Kubernetes writes it, in whole seconds or milliseconds."""
     return f"{seconds:.0f}s" if seconds == round(seconds) else f"{round(seconds * 1000)}ms"
+
+
+def _rounded_up(seconds: float, step_s: float) -> float:
+    # A millionth of slack: 0.6 is not rounded up because its binary form lies a hair above.
+    return round(math.ceil(seconds / step_s - 1e-6) * step_s, 6)
