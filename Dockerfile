@@ -14,8 +14,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY sidecar sidecar
 COPY lab lab
 RUN /opt/sluicegate/bin/pip install --no-cache-dir --constraint constraints.txt ".[sidecar]" \
- && /opt/sluicegate/bin/python -m compileall -q /opt/sluicegate/lib \
- && /opt/sluicegate/bin/pip uninstall --yes --quiet pip setuptools || true
+ && /opt/sluicegate/bin/python -m compileall -q /opt/sluicegate/lib
 
 FROM ${BASE}
 COPY --from=build /opt/sluicegate /opt/sluicegate

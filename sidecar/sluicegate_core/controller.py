@@ -202,9 +202,9 @@ class Controller:
         """
         assert request.stage in WITH_ENGINE, NOT_WITH_ENGINE
         policy = self.policy.classes[request.class_index]
-        if request.stage is PREFILL and teaches:  # not streamed: the whole answer came at once
-            self._end_silent(now, request)
         output_tokens = truth.output_tokens if truth.output_tokens is not None else request.tokens_out or None
+        if request.stage is PREFILL and teaches:  # not streamed: the whole answer came at once
+            self._end_silent(now, request, output_tokens)
         if teaches:
             self.estimator.learn(
                 request, policy.name, prompt_tokens=truth.prompt_tokens, output_tokens=output_tokens
@@ -299,7 +299,13 @@ class Controller:
     def hold(self, now: float, request: Request) -> Hold | None:
         """What keeps a waiting request from the engine, or None if it may go."""
         self.engine.advance(now)
-        return self._hand_over.hold(now, request)
+        hold = self._hand_over.hold(now, request)
+        if (
+            hold is None
+            and self.line.next(lambda index: self._hand_over.hold_class(now, index)) is not request
+        ):
+            return Hold.TURN
+        return hold
 
     def kept_slots(self, now: float, class_index: int) -> int | None:
         """Slots kept for a class; None where the engine's slots are unknown."""
@@ -410,8 +416,8 @@ class Controller:
         line, hand_over = self.line, self._hand_over
         effects: list[Effect] = []
         while line.count and hand_over.hold_all(now) is None:
-            request = line.next(lambda r: hand_over.hold_one(now, r) is None)
-            if request is None:
+            request = line.next(lambda index: hand_over.hold_class(now, index))
+            if request is None or hand_over.hold_prompt(request) is not None:
                 break
             effects.append(self._start(now, request))
         if effects:
@@ -449,12 +455,23 @@ class Controller:
 
     # The end.
 
-    def _end_silent(self, now: float, request: Request) -> None:
-        """First token of an answer that came at once: its end, where nothing is generated token by token."""
+    def _end_silent(self, now: float, request: Request, output_tokens: int | None) -> None:
+        """Learn from an answer that came at once.
+
+        Where nothing is generated token by token its end is its first token. Else its service is the time it
+        had, less that of its output; its TTFT is nobody's to see and is not observed.
+        """
+        total_s = now - request.started_at
         if not request.generates:
-            self._learn_service(request, now - request.started_at)
+            self._learn_service(request, total_s)
             self._observe_ttft(request, now - request.arrived_at)
             request.first_token_at = now
+        elif output_tokens:
+            service_s = self.predictor.silent_service_s(
+                total_s, output_tokens, self.pace.curve.at(self.running)
+            )
+            if service_s is not None:
+                self._learn_service(request, service_s)
 
     def _learn_service(self, request: Request, service_s: float) -> None:
         self.predictor.learn_service(request, service_s)

@@ -101,11 +101,13 @@ class EngineView:
                 self.prefill_done(request)
 
     def snapshot(self, now: float, snapshot: EngineSnapshot) -> None:
-        """The engine's own word. A queue of its own says that what runs is all it can run."""
+        """The engine's own word. A queue of its own, seen twice running, says that what runs is all it can run;
+        once is no evidence, since each burst stands there until the engine's next step."""
+        before = self.fresh_snapshot(now)
         self._snapshot = snapshot
         self._snapshot_at = now
-        if snapshot.waiting and snapshot.running:
-            self._find_slots(now, snapshot.running)
+        if snapshot.waiting and snapshot.running and before is not None and before.waiting and before.running:
+            self._find_slots(now, max(snapshot.running, before.running))
 
     def fresh_snapshot(self, now: float) -> EngineSnapshot | None:
         if self._snapshot is None or now - self._snapshot_at > SNAPSHOT_FRESH_S:

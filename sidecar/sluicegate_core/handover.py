@@ -1,8 +1,8 @@
 """Hand-over: may this waiting request go to the engine now, and if not, what does it wait for?
 
-Two lists, read from the top: what holds everybody, then what holds a class. The line moves whenever neither
-holds the request whose turn it is: that is work conservation, and its only exception is `RESERVED`, slots that
-are kept free for a class above.
+Three lists, read from the top: what holds everybody, what holds a class (others pass it), what holds the request
+whose turn it is (nobody passes it). The line moves whenever none of them holds that request: that is work
+conservation, and its only exception is `RESERVED`, slots that are kept free for a class above.
 
 Slots kept for a class: what its policy states (`reservedSlots`), or else its offered load in Erlangs plus the
 square root of it (square-root staffing; Halfin and Whitt 1981), never all of them. Kept slots are for classes
@@ -74,21 +74,32 @@ class HandOver:
                 return Hold.STALLED
         return self._pace.hold(now)
 
-    def hold_one(self, now: float, request: Request) -> Hold | None:
-        """What holds this request, if nothing holds every request."""
+    def hold_class(self, now: float, class_index: int) -> Hold | None:
+        """What holds every request of a class, if nothing holds every request: then others may pass it."""
         if not self._enforces:
             return None
         engine = self._engine
-        class_index = request.class_index
         cap = self._caps[class_index]
         if cap is not None and engine.running_of[class_index] >= cap:
             return Hold.CLASS_CAP
-        if engine.pending and engine.pending_tokens + request.prompt_tokens > engine.backlog_bound:
-            return Hold.PROMPT
         if self._has_above[class_index]:
             slots = engine.slots(now)
             if slots is not None and slots - engine.running <= self._kept_from(now, class_index, slots):
                 return Hold.RESERVED
+        return None
+
+    def hold_prompt(self, request: Request) -> Hold | None:
+        """What holds this request when its turn has come: nobody passes it, or long prompts would never go.
+
+        It goes at the latest when the engine has begun all that it was given.
+        """
+        engine = self._engine
+        if (
+            engine.pending
+            and self._enforces
+            and engine.pending_tokens + request.prompt_tokens > engine.backlog_bound
+        ):
+            return Hold.PROMPT
         return None
 
     def kept_for(self, now: float, class_index: int, slots: int) -> int:
@@ -102,17 +113,19 @@ class HandOver:
         return min(math.ceil(load + math.sqrt(load)), slots - 1)
 
     def _kept_from(self, now: float, class_index: int, slots: int) -> int:
-        """Free slots that this class may not touch, for the sake of the classes above it."""
+        """Free slots that this class may not touch, for the sake of the classes above it.
+
+        However many those are and whatever they state, one slot in all is left to the classes below.
+        """
         weight = self._weights[class_index]
-        kept = 0
+        kept = above = 0
         for other, other_weight in enumerate(self._weights):
             if other_weight > weight:
-                free_for_other = self.kept_for(now, other, slots) - self._engine.running_of[other]
-                kept += max(0, free_for_other)
-        if kept >= slots:  # several classes above: one slot is always left to those below
-            kept = slots - 1
-        return kept
+                running = self._engine.running_of[other]
+                above += running
+                kept += max(0, self.kept_for(now, other, slots) - running)
+        return max(0, min(kept, slots - 1 - above))
 
     def hold(self, now: float, request: Request) -> Hold | None:
-        """What holds this request now, or None if it may go."""
-        return self.hold_all(now) or self.hold_one(now, request)
+        """What holds this request now, its turn apart, or None if it may go."""
+        return self.hold_all(now) or self.hold_class(now, request.class_index) or self.hold_prompt(request)

@@ -190,33 +190,27 @@ class Line:
         self.queues[request.class_index].unlink(request)
         self.count -= 1
 
-    def next(self, may_go: Callable[[Request], bool]) -> Request | None:
-        """The request whose turn it is among the classes whose head `may_go`; None if none may.
+    def next(self, held: Callable[[int], object]) -> Request | None:
+        """The request whose turn it is among the classes that are not `held` (by class index); None if all are.
 
-        A class that may not go now has its tag raised to the virtual time when another goes: time at its own
-        cap earns it nothing.
+        A class that is held has its tag raised to the virtual time when another goes: time at its own cap earns
+        it nothing.
         """
         best: ClassQueue | None = None
-        head: Request | None = None
-        held: list[ClassQueue] = []
-        for queue in self.queues:
+        passed: list[ClassQueue] = []
+        for index, queue in enumerate(self.queues):
             if not queue.count or (best is not None and queue.tag >= best.tag):
                 continue
-            candidate = queue.next_flow().head
-            assert candidate is not None
-            if may_go(candidate):
-                best, head = queue, candidate
+            if held(index):
+                passed.append(queue)
             else:
-                held.append(queue)
-        if best is not None:
-            for queue in held:
-                queue.tag = max(queue.tag, best.tag)
-        return head
-
-    def head(self, class_index: int) -> Request | None:
-        """The request of a class whose turn it is within the class; None while none of it waits."""
-        queue = self.queues[class_index]
-        return queue.next_flow().head if queue.count else None
+                best = queue
+        if best is None:
+            return None
+        for queue in passed:
+            if queue.tag < best.tag:
+                queue.tag = best.tag
+        return best.next_flow().head
 
     def take(self, request: Request) -> None:
         """Hand over the request that `next` returned: it leaves the line, its flow and class are charged."""

@@ -20,6 +20,10 @@ from sluicegate_core.vocabulary import Hold
 
 #: Memory of the measured gap: long enough for several tokens of each stream, short enough to act on a burst.
 WINDOW_S: Final = 0.4
+#: At least so many gaps of the SLO's length fit into the window, or one stream that stalls would not be seen.
+SLOS_A_WINDOW: Final = 3.0
+#: Stream time that has decayed to this is gone, s.
+NEGLIGIBLE_STREAM_S: Final = 1e-6
 #: Share of the SLO at which hand-over pauses.
 SAFETY: Final = 0.9
 #: Less observed stream time than this says nothing yet, in seconds of one stream.
@@ -34,9 +38,10 @@ LOOK_EVERY_S: Final = 0.004
 class _ClassGap:
     """Stream-seconds and tokens of one class's residents, both decaying with the window."""
 
-    __slots__ = ("residents", "stream_s", "tokens")
+    __slots__ = ("residents", "stream_s", "tokens", "window_s")
 
-    def __init__(self) -> None:
+    def __init__(self, slo_s: float | None) -> None:
+        self.window_s = WINDOW_S if slo_s is None else max(WINDOW_S, SLOS_A_WINDOW * slo_s)
         self.residents = 0
         self.stream_s = 0.0
         self.tokens = 0.0
@@ -71,7 +76,7 @@ class Pace:
     )
 
     def __init__(self, policy: Policy) -> None:
-        self._classes = [_ClassGap() for _ in policy.classes]
+        self._classes = [_ClassGap(c.slo.itl_s) for c in policy.classes]
         self._slos = [c.slo.itl_s for c in policy.classes]
         self._at = 0.0
         self._hold: Hold | None = None
@@ -84,7 +89,7 @@ class Pace:
     def reconfigure(self, policy: Policy, moved: list[int]) -> None:
         """Carry the residents over to the classes of another policy; `moved[old] = new`."""
         old, old_fresh = self._classes, self.fresh
-        self._classes = [_ClassGap() for _ in policy.classes]
+        self._classes = [_ClassGap(c.slo.itl_s) for c in policy.classes]
         self._slos = [c.slo.itl_s for c in policy.classes]
         self.fresh = [0] * len(policy.classes)
         self._looked_at = -LOOK_EVERY_S
@@ -104,12 +109,16 @@ class Pace:
         if elapsed_s <= 0.0:
             return
         self._at = now
-        keep = math.exp(-elapsed_s / WINDOW_S)
-        resident_s = WINDOW_S * (1.0 - keep)
-        fresh, fresh_weight = self.fresh, resident_s / elapsed_s
+        fresh = self.fresh
         for index, gap in enumerate(self._classes):
+            if not gap.residents and not gap.stream_s:
+                continue
+            keep = math.exp(-elapsed_s / gap.window_s)
+            resident_s = gap.window_s * (1.0 - keep)
             gap.stream_s = gap.stream_s * keep + gap.residents * resident_s
-            gap.tokens = gap.tokens * keep + fresh[index] * fresh_weight
+            gap.tokens = gap.tokens * keep + fresh[index] * resident_s / elapsed_s
+            if gap.stream_s < NEGLIGIBLE_STREAM_S:
+                gap.stream_s = gap.tokens = 0.0
             fresh[index] = 0
 
     def enter(self, now: float, class_index: int) -> None:

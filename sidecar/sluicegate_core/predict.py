@@ -22,6 +22,8 @@ from sluicegate_core.request import Request
 
 SERVICE_MEMORY: Final = 128
 HOLDING_MEMORY: Final = 32
+#: Least share of a silent answer's time that is taken for its service: the gap is not known that well.
+MIN_SILENT_SHARE: Final = 0.02
 #: Memory of a class's arrivals, for the slots kept for it.
 ARRIVALS_TAU_S: Final = 30.0
 #: How much of the service line's own error is added where a miss must be avoided: about the 90th percentile
@@ -45,7 +47,7 @@ class ClassTimes:
 class Predictor:
     """Learns times and predicts with them. Owned by the `Controller`."""
 
-    __slots__ = ("_names", "_weights", "classes", "drain", "service")
+    __slots__ = ("_names", "_silent", "_weights", "classes", "drain", "service")
 
     def __init__(self, policy: Policy) -> None:
         self.classes = [ClassTimes() for _ in policy.classes]
@@ -53,6 +55,7 @@ class Predictor:
         self._weights = [float(c.weight) for c in policy.classes]
         self.drain = Drain()
         self.service = FittedLine(SERVICE_MEMORY)
+        self._silent = FittedLine(SERVICE_MEMORY)  # total time over output tokens, of answers not streamed
 
     def reconfigure(self, policy: Policy) -> None:
         """A class keeps what was learned of it, by name; a new one starts with nothing."""
@@ -122,6 +125,19 @@ class Predictor:
 
     def learn_service(self, request: Request, service_s: float) -> None:
         self.service.add(request.backlog_at_start + request.prompt_tokens, service_s)
+
+    def silent_service_s(self, total_s: float, output_tokens: int, gap_s: float | None) -> float | None:
+        """Service within the time of an answer that was not streamed, s; None while it cannot be told apart.
+
+        The gap between its tokens is the streams' where there are any, else the slope of total time over output
+        tokens among such answers.
+        """
+        self._silent.add(output_tokens, total_s)
+        if gap_s is None:
+            if not self._silent.known:
+                return None
+            gap_s = self._silent.slope
+        return max(total_s - output_tokens * gap_s, MIN_SILENT_SHARE * total_s)
 
     def learn_holding(self, class_index: int, holding_s: float) -> None:
         self.classes[class_index].holding_s.add(holding_s)

@@ -63,6 +63,7 @@ class Hold(StrEnum):
     PROMPT = "prompt"  # with this prompt it would have more than enough
     GAP = "gap"  # residents' tokens come at the limit of their SLO
     NEXT_GAP = "next_gap"  # one more would take residents past their SLO
+    TURN = "turn"  # there is room, and it is another's turn
     CLASS_CAP = "class_cap"  # the class is at its maxConcurrency
     RESERVED = "reserved"  # what is free is kept for a class above
 
