@@ -169,9 +169,12 @@ class ClientSide(Side):
 class EngineSide(Side):
     """The engine's end of a connection with the gate."""
 
+    engine: Engine
+
     async def request(self) -> Message:
         """Read one request."""
         message = await self.head()
+        self.engine.seen.append(message)
         length = message.header(b"content-length")
         if message.header(b"transfer-encoding") is not None:
             await self.chunked(message)
@@ -264,6 +267,7 @@ class Engine:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.connections = 0
+        self.seen: list[Message] = []
         self.port = 0
         self.sides: list[EngineSide] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -276,6 +280,7 @@ class Engine:
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         side = EngineSide(reader, writer)
+        side.engine = self
         self.sides.append(side)
         task = asyncio.current_task()
         assert task is not None
@@ -317,6 +322,11 @@ class Gate:
         message = await client.ask()
         assert (message.status, message.complete) == (200, True)
         client.close()
+
+    async def turn_of_the_gate(self) -> None:
+        """Let the gate read what was sent so far: the loop polls the sockets between two turns."""
+        await turn()
+        await turn()
 
     async def idle(self) -> None:
         """Nothing is in flight, and no byte of a request is held."""

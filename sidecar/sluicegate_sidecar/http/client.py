@@ -123,7 +123,9 @@ class ClientConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.peer_host = peer[0] if isinstance(peer, tuple) else ""
         if not self.server.opened(self):
-            self._refuse(problem("connections"))
+            # No lingering: what is over the limit must not stay.
+            self._write_problem(problem("connections"))
+            self.close()
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
@@ -210,7 +212,7 @@ class ClientConnection(asyncio.Protocol):
         return (
             exchange.keepalive
             and not self.server.draining
-            and not self._eof
+            and not (self._eof and not self._ahead)
             and (most is None or self._requests < most)
         )
 
@@ -227,11 +229,12 @@ class ClientConnection(asyncio.Protocol):
         if self.state != BUSY:
             return
         self.active = True
-        if exchange.keepalive and not self._eof and not self.server.draining:
+        done = self._eof and not self._ahead
+        if exchange.keepalive and not done and not self.server.draining:
             self.state = HEAD
             if not self._reading:
                 self._next()
-        elif exchange.asked_close and not self._ahead:
+        elif done or (exchange.asked_close and not self._ahead):
             self.close()
         else:
             self._linger()
@@ -542,11 +545,13 @@ class ClientConnection(asyncio.Protocol):
         """Answer a request that is not one, and close: what follows it on the connection has no meaning."""
         self._drop_unfinished()
         self._drop_ahead()
-        self._write_reply(
-            heads.error_reply(found.status, found.message, found.kind), b"connection: close\r\n", True
-        )
-        self.server.protocol_error(found.kind)
+        self._write_problem(found)
         self._linger()
+
+    def _write_problem(self, found: Problem) -> None:
+        reply = heads.error_reply(found.status, found.message, found.kind)
+        self._write_reply(reply, b"connection: close\r\n", True)
+        self.server.protocol_error(found.kind)
 
     def _drop_unfinished(self) -> None:
         if self._incoming is not None:

@@ -161,14 +161,14 @@ class EngineConnection(asyncio.BufferedProtocol):
 
     def sweep(self, now_s: float) -> None:
         """Act on a bound that has passed."""
-        if self.active or (self._paused and self._tunnel is None):
+        if self._tunnel is not None:
+            return
+        if self.active or self._paused:  # what is held back by the client is not the engine's fault
             self.active = False
             self.since_s = now_s
             return
         limits = self._pool.limits
         exchange = self.exchange
-        if self._tunnel is not None:
-            return
         if exchange is None:
             bound_s: float | None = limits.engine_idle_s
         elif self.received or self._out:
@@ -330,7 +330,7 @@ class EngineConnection(asyncio.BufferedProtocol):
                 self._status, self._reason, self._headers, length=self._length, content=self._content
             )
             return not exchange.ended
-        if failed or self._head_bytes > self._pool.limits.header_bytes:
+        if failed or self._status == 101 or self._head_bytes > self._pool.limits.header_bytes:
             exchange.engine_failed(End.ENGINE_BAD_RESPONSE)
         return False
 

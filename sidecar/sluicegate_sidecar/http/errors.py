@@ -29,6 +29,7 @@ KINDS: Final[dict[str, tuple[int, str]]] = {
     "bad_request": (400, "the request is not valid HTTP"),
     "bad_target": (400, "the request target is not valid"),
     "bad_host": (400, "the request needs exactly one valid Host"),
+    "bad_repeat": (400, "a header field that can occur once is repeated"),
     "bad_version": (505, "only HTTP/1.1 and HTTP/1.0 are spoken here"),
     "bad_framing": (400, "the length of the request is ambiguous"),
     "bad_chunk": (400, "the chunked body is not valid"),

@@ -115,7 +115,7 @@ class Pool:
                 _, engine = await self.loop.create_connection(
                     lambda: EngineConnection(self), self._host, self._port
                 )
-        except (OSError, TimeoutError):
+        except (OSError, TimeoutError, ValueError):
             exchange.engine_failed(End.ENGINE_REFUSED)
             return
         if engine.transport is None or engine.transport.is_closing():

@@ -35,7 +35,7 @@ _USUAL_CONNECTION: Final = {
 _REFUSED_UPGRADES: Final = (b"h2c", b"h2", b"http/", b"tls/")
 
 #: Fields of which one request can have only one, since readers differ in which of two they take.
-_SINGLE: Final = (b"host", b"content-length", b"transfer-encoding", b"expect", b"upgrade", b"content-type")
+_SINGLE: Final = (b"host", b"content-length", b"transfer-encoding", b"expect", b"content-type")
 
 
 class Framing:
@@ -103,9 +103,7 @@ def _check_repeated(headers: list[tuple[bytes, bytes]]) -> None:
     names = [name for name, _ in headers]
     for name in _SINGLE:
         if names.count(name) > 1:
-            raise problem(
-                "bad_host" if name == b"host" else "bad_framing" if name != b"expect" else "expectation"
-            )
+            raise problem("bad_host" if name == b"host" else "bad_repeat")
 
 
 def _other_target(exchange: Exchange) -> None:
