@@ -230,7 +230,14 @@ class World:
 
 
 def poisson_jobs(
-    rng: random.Random, *, rate: float, seconds: float, mix: list[float], prompt: float, output: float, clients: int = 5
+    rng: random.Random,
+    *,
+    rate: float,
+    seconds: float,
+    mix: list[float],
+    prompt: float,
+    output: float,
+    clients: int = 5,
 ) -> list[Job]:
     """Poisson arrivals, lengths exponential around their means, classes by `mix`."""
     jobs = []
