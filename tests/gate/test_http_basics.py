@@ -53,6 +53,24 @@ async def test_a_stream_passes_piece_by_piece():
         assert g.app.requests[0].pieces == 2
 
 
+async def test_a_head_passes_before_any_content():
+    """Some engines send it at once, and the first token much later."""
+    go_on = asyncio.Event()
+
+    async def script(side: EngineSide) -> None:
+        await side.request()
+        side.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await go_on.wait()
+        side.send(b"2\r\nhi\r\n0\r\n\r\n")
+
+    async with gate(script) as g:
+        client = await g.client()
+        client.send(request())
+        assert (await client.head()).status == 200
+        go_on.set()
+        assert await client.exactly(12) == b"2\r\nhi\r\n0\r\n\r\n"
+
+
 async def test_a_refusal_reads_the_body_and_keeps_the_connection():
     def decide(exchange):
         exchange.refuse(429, ((b"retry-after", b"3"),), b"{}")

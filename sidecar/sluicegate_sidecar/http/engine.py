@@ -347,7 +347,7 @@ class EngineConnection(asyncio.BufferedProtocol):
             self._finish(reuse)
             exchange.response_body(data, True)
         else:
-            if data:
+            if data or exchange.head_pending:
                 exchange.response_body(data, False)
             if failed and not exchange.ended:
                 exchange.engine_failed(End.ENGINE_BAD_RESPONSE)

@@ -111,7 +111,7 @@ class Exchange:
         self._retried = False
         self._muted = False
         self._head = b""  # response head not yet written: it goes out with the first piece of content
-        self.head_sent = False  # a final response has begun, or will with the next write
+        self.head_sent = False  # a final response has begun, or is in `_head`
         self._chunked = False
         self._extra_headers: Headers = ()
         self._response_headers: Headers = ()
@@ -265,6 +265,11 @@ class Exchange:
         self._engine = None
         return True
 
+    @property
+    def head_pending(self) -> bool:
+        """A response head waits to be written, with the content that came with it if there is any."""
+        return bool(self._head)
+
     def interim(self, status: int, reason: bytes, headers: Headers) -> None:
         """An informational response: 100 ends here (the gate has answered it), others pass to HTTP/1.1."""
         if status != 100 and not self.http10 and self._state == _FORWARDED:
@@ -387,7 +392,7 @@ class Exchange:
     def _fail(self, end: End) -> None:
         """End with a reply of our own where the client has seen none yet, else cut the response short."""
         self._drop_engine()
-        if self.head_sent:
+        if self.head_sent and not self._head:
             self._client.cut(reset=self.http10 and not self._chunked)
             self._end(end)
             return
@@ -405,6 +410,7 @@ class Exchange:
 
     def _reply(self, reply: LocalReply, end: End) -> None:
         self.head_sent = True
+        self._head = b""
         self._client.reply(self, reply)
         self._end(end)
 
