@@ -300,11 +300,10 @@ class Controller:
         """What keeps a waiting request from the engine, or None if it may go."""
         self.engine.advance(now)
         hold = self._hand_over.hold(now, request)
-        if (
-            hold is None
-            and self.line.next(lambda index: self._hand_over.hold_class(now, index)) is not request
-        ):
-            return Hold.TURN
+        if hold is None and self.line.count:
+            turn = self.line.next(lambda index: self._hand_over.hold_class(now, index))
+            if turn is not request:
+                return Hold.TURN
         return hold
 
     def kept_slots(self, now: float, class_index: int) -> int | None:
