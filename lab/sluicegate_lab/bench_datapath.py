@@ -50,13 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; 0, or 1 where it could not be done or, with `--strict`, where a bar does not hold."""
+    """Run the command; 0, or 1 where a part could not be measured or, with `--strict`, a bar does not hold."""
     try:
         names = _parts(args.only)
         options = _options(args)
         began = time.monotonic()
         with _bench_conditions() as proxy_core, Bench(options, proxy_core, _say) as bench:
-            bars = run_parts(bench, names)
+            bars, failures = run_parts(bench, names)
     except BenchError as error:
         print(f"bench-datapath: {error}", file=sys.stderr)
         return FAILED
@@ -64,14 +64,16 @@ def run(args: argparse.Namespace) -> int:
     for remark in bench.remarks:
         print(remark)
     print(f"took {time.monotonic() - began:.0f} s")
+    for failure in failures:
+        print(f"bench-datapath: not measured: {failure}", file=sys.stderr)
     where = _where_to_write(args, names)
-    if where is not None:
+    if where is not None and not failures:
         where.parent.mkdir(parents=True, exist_ok=True)
         where.write_text(as_markdown(bars, Machine.here(), options, bench.remarks))
         print(f"written: {where}")
     if args.json:
         print(as_json(bars))
-    return FAILED if args.strict and not all(bar.holds for bar in bars) else 0
+    return FAILED if failures or (args.strict and not all(bar.holds for bar in bars)) else 0
 
 
 def _say(line: str) -> None:

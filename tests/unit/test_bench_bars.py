@@ -17,14 +17,14 @@ from sluicegate_lab.bench.bars import (
     ratio_bar,
     reading,
 )
-from sluicegate_lab.bench.loads import Sample, quantile
+from sluicegate_lab.bench.loads import Conditions, Sample, quantile
 from sluicegate_lab.bench.parts import Options
 from sluicegate_lab.bench.report import Machine, as_json, as_markdown, as_text
-from sluicegate_lab.bench.rounds import busiest, saturation
+from sluicegate_lab.bench.rounds import conditions, saturation
 
 
 def column(*values: float, busy: float = 0.1) -> list[Sample]:
-    return [Sample({"us": value}, busy, 0.5) for value in values]
+    return [Sample({"us": value}, Conditions(busy, 0.5, 0.02)) for value in values]
 
 
 SAMPLES: Mapping[str, Sequence[Sample]] = {
@@ -98,7 +98,9 @@ def test_a_client_at_its_limit_is_told() -> None:
     assert saturation("load", samples) == [
         "load: the client was 95% busy against subject: it may limit what is measured"
     ]
-    assert busiest(samples) == (0.95, 0.5)
+    assert conditions("load", samples) == (
+        "load: client and engine stub at most 95% busy, the subject 50%; proxies waited for their core 2% of the time"
+    )
 
 
 def test_quantiles_by_the_nearest_rank() -> None:

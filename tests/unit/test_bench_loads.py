@@ -101,8 +101,8 @@ def test_large_bodies_arrive_whole(reactor: Reactor, upstream: Upstream) -> None
         reactor, upstream.port, post(1_000_000, stream=False), per_s=1e9, connections=2, start_ns=0
     )
     assert reactor.run_until(lambda: load.done >= 3)
+    assert load.waiting > 0  # many more were due than there are connections
     load.stop()
-    assert load.skipped > 0
 
 
 def test_streams_carry_the_time_they_were_sent_and_end_as_an_engine_ends_them(
@@ -112,7 +112,8 @@ def test_streams_carry_the_time_they_were_sent_and_end_as_an_engine_ends_them(
     request = post(1024, stream=True)
     readers = [StreamReader(reactor, upstream.port, request, delays_us) for _ in range(8)]
     assert reactor.run_until(lambda: all(reader.started for reader in readers))
-    assert delays_us == []  # the first chunk tells the role, and has no stamp
+    assert reactor.run_until(lambda: len(delays_us) == len(readers))  # each first token comes at once
+    delays_us.clear()
     clock = ChunkClock(upstream, chunks_per_stream_s=1000.0)
     clock.recording = True
     reactor.schedule(clock)

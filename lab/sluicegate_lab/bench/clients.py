@@ -228,8 +228,8 @@ class StreamReader:
 
 
 class LargeBodies:
-    """Large requests by the clock, a few connections in turn. `done` counts answers, `skipped` those for which
-    no connection was free."""
+    """Large requests by the clock on a few connections; one that finds none free waits for the next. `done` counts
+    answers."""
 
     def __init__(
         self, reactor: Reactor, port: int, request: bytes, *, per_s: float, connections: int, start_ns: int
@@ -238,24 +238,31 @@ class LargeBodies:
         self._request = request
         self._gap_ns = round(1e9 / per_s)
         self._all = [Exchanges(reactor, port, b"200", self._on_done) for _ in range(connections)]
+        self._free = list(self._all)
         self.due_ns = start_ns
         self.done = 0
-        self.skipped = 0
+        self.waiting = 0
         reactor.schedule(self)
 
     def fire(self, now_ns: int) -> None:
         self.due_ns += self._gap_ns
-        for connection in self._all:
-            if connection.idle:
-                connection.send(self._request)
-                return
-        self.skipped += 1
+        if self._free:
+            self._free.pop().send(self._request)
+        else:
+            self.waiting += 1
 
-    def _on_done(self, _connection: Exchanges) -> None:
+    def _on_done(self, connection: Exchanges) -> None:
         self.done += 1
+        if self.waiting:
+            self.waiting -= 1
+            connection.send(self._request)
+        else:
+            self._free.append(connection)
 
     def stop(self) -> None:
+        """Send no more; let what is under way end."""
         self._reactor.unschedule(self)
+        self.waiting = 0
         if not self._reactor.run_until(lambda: all(c.idle for c in self._all)):
             raise BenchError("a proxy left large requests unanswered")
         for connection in self._all:

@@ -11,12 +11,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Final, Self
 
-from sluicegate_lab.bench import peers
+from sluicegate_lab.bench import BenchError, peers
 from sluicegate_lab.bench.bars import (
     DIRECT,
     ENVOY,
@@ -33,7 +32,7 @@ from sluicegate_lab.bench.loads import Loads, Sample, Target
 from sluicegate_lab.bench.peers import Setting
 from sluicegate_lab.bench.processes import Proxy
 from sluicegate_lab.bench.reactor import Reactor
-from sluicegate_lab.bench.rounds import Say, busiest, interleave
+from sluicegate_lab.bench.rounds import Say, conditions, interleave, saturation
 from sluicegate_lab.bench.upstream import Upstream
 
 STARTS: Final = 5
@@ -66,16 +65,25 @@ class Bench:
 
     def __enter__(self) -> Self:
         self._stack = ExitStack()
-        self._folder = Path(
-            self._stack.enter_context(tempfile.TemporaryDirectory(prefix="sluicegate-bench-"))
-        )
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="sluicegate-bench-"))
+        self._folder = Path(folder)
+        self._begin()
+        return self
+
+    def _begin(self) -> None:
+        """A reactor, an engine stub, and no proxy yet."""
+        self._running = self._stack.enter_context(ExitStack())
         self.reactor = Reactor()
-        self._stack.callback(self.reactor.stop)
+        self._running.callback(self.reactor.stop)
         self.upstream = Upstream(self.reactor)
-        self._stack.callback(self.upstream.close)
+        self._running.callback(self.upstream.close)
         self.loads = Loads(self.reactor, self.upstream, self.options.window_s)
         self._forwarding: list[Target] | None = None
-        return self
+
+    def start_over(self) -> None:
+        """End the proxies and the stub, and begin anew: a part that failed has left connections behind."""
+        self._running.close()
+        self._begin()
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
@@ -86,14 +94,21 @@ class Bench:
             upstream_port=self.upstream.port, core=self.proxy_core, folder=self._folder, refusing=refusing
         )
         proxy = stack.enter_context(peers.STARTERS[kind](setting))
+        stack.callback(self._tell_if_dead, proxy)
         self.started_after_s = proxy.wait_listening(self.reactor)
         return proxy
+
+    def _tell_if_dead(self, proxy: Proxy) -> None:
+        obituary = proxy.obituary()
+        if obituary is not None:
+            self.say(obituary)
 
     def _start_all(self, stack: ExitStack, *, refusing: bool) -> list[Target]:
         kinds = {SUBJECT: self.options.subject, ENVOY: "envoy", ENVOY_AGAIN: "envoy", NGINX: "nginx"}
         targets = []
         for name, kind in kinds.items():
             proxy = self.start(kind, stack, refusing=refusing)
+            proxy.wait_started(self.reactor)
             targets.append(Target(name, proxy.port, proxy))
         return targets
 
@@ -101,7 +116,7 @@ class Bench:
         """The proxies that forward."""
         if self._forwarding is None:
             self.say("starting the gate, Envoy twice, and nginx")
-            self._forwarding = self._start_all(self._stack, refusing=False)
+            self._forwarding = self._start_all(self._running, refusing=False)
             # A gate in service has seen streams; one that has just started is still permissive.
             self.loads.serve_streams(self._forwarding[0], count=LESSONS, length_s=LESSON_S)
         return self._forwarding
@@ -128,10 +143,7 @@ class Bench:
     ) -> dict[str, list[Sample]]:
         """Measure a load in rounds, and note how busy both sides were."""
         samples = interleave(title, load, targets, self.options.rounds, self.say)
-        client, subject = busiest(samples)
-        self.remarks.append(
-            f"{title}: client and engine stub at most {client:.0%} busy, the subject {subject:.0%}"
-        )
+        self.remarks += [*saturation(title, samples), conditions(title, samples)]
         return samples
 
 
@@ -194,6 +206,7 @@ def start(bench: Bench) -> list[Bar]:
                 proxy = bench.start(kind, stack)
                 after_s.setdefault(name, []).append(bench.started_after_s)
                 if turn == 0:
+                    proxy.wait_started(bench.reactor)
                     bench.reactor.run_for(SETTLE_S)
                     memory_mb[name] = dict(proxy.memory_mb())
     took_s = Spread.of(after_s[SUBJECT])
@@ -244,7 +257,17 @@ PARTS: Final[dict[str, Callable[[Bench], list[Bar]]]] = {
 }
 
 
-def run_parts(bench: Bench, names: list[str]) -> list[Bar]:
-    """Run the named parts in the order of `PARTS`."""
-    todo = [partial(part, bench) for name, part in PARTS.items() if name in names]
-    return [bar for part in todo for bar in part()]
+def run_parts(bench: Bench, names: list[str]) -> tuple[list[Bar], list[str]]:
+    """Run the named parts in the order of `PARTS`; returns the bars, and a line for each part that failed."""
+    bars: list[Bar] = []
+    failures: list[str] = []
+    for name in PARTS:
+        if name not in names:
+            continue
+        try:
+            bars += PARTS[name](bench)
+        except BenchError as error:
+            failures.append(f"{name}: {error}")
+            bench.say(f"given up: {failures[-1]}")
+            bench.start_over()
+    return bars, failures

@@ -78,7 +78,7 @@ def gate(setting: Setting) -> Proxy:
     command = [sys.executable, "-m", "sluicegate_sidecar", "run", "--policy", str(policy)]
     command += ["--upstream", f"http://{HOST}:{setting.upstream_port}"]
     command += ["--listen", f"{HOST}:{port}", "--admin", f"{HOST}:{admin_port}"]
-    return Proxy("gate", command, port=port, core=setting.core)
+    return Proxy("gate", command, port=port, core=setting.core, last_port=admin_port)
 
 
 def http_only(setting: Setting) -> Proxy:

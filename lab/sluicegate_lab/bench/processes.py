@@ -52,10 +52,14 @@ def accepts(port: int) -> bool:
 class Proxy:
     """One proxy process with its children, pinned to a core."""
 
-    def __init__(self, name: str, command: Sequence[str], *, port: int, core: int) -> None:
-        """Start `command`, which will listen on `port` of the loopback."""
+    def __init__(
+        self, name: str, command: Sequence[str], *, port: int, core: int, last_port: int | None = None
+    ) -> None:
+        """Start `command`, which will listen on `port` of the loopback, and on `last_port` once its start is
+        over."""
         self.name = name
         self.port = port
+        self._last_port = port if last_port is None else last_port
         self._log: Any = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - closed by stop, with the process
 
         def in_child() -> None:
@@ -78,7 +82,15 @@ class Proxy:
 
     def wait_listening(self, reactor: Reactor) -> float:
         """Serve the stub until the proxy accepts; returns seconds from the start of the process."""
-        while not accepts(self.port):
+        self._wait_accepting(self.port, reactor)
+        return (time.monotonic_ns() - self.spawned_ns) / 1e9
+
+    def wait_started(self, reactor: Reactor) -> None:
+        """Serve the stub until the start is over: what runs beside the first requests is none of their cost."""
+        self._wait_accepting(self._last_port, reactor)
+
+    def _wait_accepting(self, port: int, reactor: Reactor) -> None:
+        while not accepts(port):
             reactor.turn()
             if self._process.poll() is not None:
                 raise BenchError(f"{self.name} ended at once: {self._last_words()}")
@@ -86,7 +98,6 @@ class Proxy:
                 raise BenchError(
                     f"{self.name} does not listen after {START_TIMEOUT_S:.0f} s: {self._last_words()}"
                 )
-        return (time.monotonic_ns() - self.spawned_ns) / 1e9
 
     def _pids(self) -> list[int]:
         found = [self.pid]
@@ -96,14 +107,16 @@ class Proxy:
                     found.extend(int(child) for child in (task / "children").read_text().split())
         return found
 
-    def cpu_ns(self) -> int:
-        """CPU time of all threads of the process and its children so far, ns."""
-        total = 0
+    def cpu_ns(self) -> tuple[int, int]:
+        """Time of all threads of the process and its children, ns: on a core, and waiting for one."""
+        ran_ns = waited_ns = 0
         for pid in self._pids():
             for schedstat in Path(f"/proc/{pid}/task").glob("*/schedstat"):
                 with contextlib.suppress(OSError):  # a thread that ended meanwhile
-                    total += int(schedstat.read_text().split()[0])
-        return total
+                    ran, waited, _ = schedstat.read_text().split()
+                    ran_ns += int(ran)
+                    waited_ns += int(waited)
+        return ran_ns, waited_ns
 
     def memory_mb(self) -> Mapping[str, float]:
         """Resident (`rss`) and proportional (`pss`) memory of the process and its children, MB of 10^6 bytes."""
@@ -114,6 +127,11 @@ class Proxy:
                 if key in sums:
                     sums[key] += int(line.split()[1]) * 1024 / 1e6
         return sums
+
+    def obituary(self) -> str | None:
+        """One line on a process that has ended without being told to; None while it runs."""
+        status = self._process.poll()
+        return None if status is None else f"{self.name} had ended with status {status}: {self._last_words()}"
 
     def _last_words(self) -> str:
         self._log.seek(0)

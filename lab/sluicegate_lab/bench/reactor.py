@@ -16,6 +16,8 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Final, Protocol
 
+from sluicegate_lab.bench import BenchError
+
 READ: Final = select.EPOLLIN | select.EPOLLRDHUP
 WRITE: Final = select.EPOLLOUT
 #: Events taken at once: few enough that a schedule is looked at every 50 us or so.
@@ -123,8 +125,15 @@ class Reactor:
 
 
 def connect(host: str, port: int) -> socket.socket:
-    """A connected, non-blocking socket without Nagle's delay."""
-    sock = socket.create_connection((host, port), timeout=PATIENCE_S)
+    """A connected, non-blocking socket without Nagle's delay.
+
+    Raises:
+        BenchError: nobody accepts there any more.
+    """
+    try:
+        sock = socket.create_connection((host, port), timeout=PATIENCE_S)
+    except OSError as error:
+        raise BenchError(f"cannot connect to a proxy that listened before: {error}") from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setblocking(False)
     return sock

@@ -7,9 +7,10 @@ favours it favours one way as often as the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Final
 
-from sluicegate_lab.bench.bars import SUBJECT
+from sluicegate_lab.bench.bars import DIRECT, SUBJECT
 from sluicegate_lab.bench.loads import Sample, Target
 
 #: A client busier than this may limit what it measures.
@@ -29,6 +30,7 @@ def interleave(
         say(f"{title}: round {turn + 1} of {rounds}; {_line(samples)}")
     for remark in saturation(title, samples):
         say(remark)
+    say(conditions(title, samples))
     return samples
 
 
@@ -49,11 +51,22 @@ def saturation(title: str, samples: dict[str, list[Sample]]) -> list[str]:
     return [
         f"{title}: the client was {busy:.0%} busy against {name}: it may limit what is measured"
         for name, column in samples.items()
-        if (busy := max((sample.client_busy for sample in column), default=0.0)) > CLIENT_LIMIT
+        if (busy := max((sample.conditions.client_busy for sample in column), default=0.0)) > CLIENT_LIMIT
     ]
 
 
-def busiest(samples: dict[str, list[Sample]]) -> tuple[float, float]:
-    """How busy the client was at most, and the subject's process at most, 0 to 1."""
-    client = max(sample.client_busy for column in samples.values() for sample in column)
-    return client, max((sample.proxy_busy for sample in samples[SUBJECT]), default=0.0)
+def conditions(title: str, samples: dict[str, list[Sample]]) -> str:
+    """How busy both sides were at most, and how much of their core others took from the proxies."""
+    every = [sample for column in samples.values() for sample in column]
+    client = max(sample.conditions.client_busy for sample in every)
+    subject = max((sample.conditions.proxy_busy for sample in samples[SUBJECT]), default=0.0)
+    waited = median(
+        sample.conditions.proxy_waited
+        for name, column in samples.items()
+        if name != DIRECT
+        for sample in column
+    )
+    return (
+        f"{title}: client and engine stub at most {client:.0%} busy, the subject {subject:.0%}; "
+        f"proxies waited for their core {waited:.0%} of the time"
+    )

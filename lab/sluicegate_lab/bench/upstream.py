@@ -169,7 +169,8 @@ class _Connection:
     @staticmethod
     def _reply_to(head: bytes) -> bytes:
         if head.startswith(b"POST /v1/"):
-            return STREAM_HEAD + ROLE_CHUNK if _STREAMED in head else ANSWER
+            # The first token comes at once: what holds others back until a prompt has begun is let go.
+            return STREAM_HEAD + ROLE_CHUNK + CHUNK % monotonic_ns() if _STREAMED in head else ANSWER
         return HEALTHY if head.startswith(b"GET /health") else NOT_FOUND
 
     def _answer_if_whole(self) -> None:
