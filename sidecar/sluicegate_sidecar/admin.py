@@ -103,7 +103,7 @@ class Admin:
 
     async def metrics(self, request: web.Request) -> web.Response:
         """One scrape."""
-        page, content_type = self._exposition.render(request.headers.get("accept", ""))
+        page, content_type = await self._exposition.render(request.headers.get("accept", ""))
         return web.Response(body=page, headers={"content-type": content_type})
 
     async def state(self, _: web.Request) -> web.Response:

@@ -1,9 +1,10 @@
 """`/metrics`: what the core counts anyway, in Prometheus' words.
 
 Nothing here is on the path of a request: `GateCollector` reads plain numbers when it is scraped, on the event
-loop, between two events; so the numbers of one scrape close (offered = served + rejected + evicted + failed + in
-flight). `FAMILIES` is the list of all of them, and docs/metrics.md says the same to people; a test compares the
-two.
+loop, all of them between two events; so the numbers of one scrape close (offered = served + rejected + evicted +
+failed + in flight). Making text of them takes some milliseconds; `Exposition` gives the loop a turn after each
+family, so that no stream's token waits for more than one. `FAMILIES` is the list of all of them, and
+docs/metrics.md says the same to people; a test compares the two.
 
 Invariants:
 - Unknown is absent, never 0. A count of what has not happened is 0 from the start, so that rates work.
@@ -12,15 +13,16 @@ Invariants:
 - Base units (seconds, tokens, bytes, ratios); times are of the gate's own clock.
 """
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from itertools import accumulate
 from platform import python_version
 from time import time
-from typing import Final
+from typing import Final, NamedTuple
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -37,6 +39,9 @@ from sluicegate_core.stats import ClassStats, Histogram
 from sluicegate_core.vocabulary import EngineStatus, Reason
 from sluicegate_sidecar.http.errors import KINDS
 from sluicegate_sidecar.state import GateProcess
+
+#: The package's, written out: `importlib.metadata` would cost a megabyte. A test holds it to pyproject.toml's.
+VERSION: Final = "0.1.0"
 
 #: Why a request can be refused at arrival, leave the line, or fail: all of them have a series from the start.
 REJECTED: Final = (
@@ -168,8 +173,21 @@ PROCESS_FAMILIES: Final = (
     "process_max_fds",
 )
 
+#: The last line of a page in OpenMetrics.
+EOF_LINE: Final = b"# EOF\n"
+
+
+class HistogramReading(NamedTuple):
+    """A histogram as it was at one moment."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
 Labels = tuple[str, ...]
 Value = float | Histogram
+Reading = float | HistogramReading
 
 
 class GateCollector(Collector):
@@ -183,20 +201,25 @@ class GateCollector(Collector):
         """
         self._process = process
         self._loop_lag_s = loop_lag_s
-        self._versions = (_version(), python_version())
+        self._versions = (VERSION, python_version())
         self._wall_offset_s = time() - process.gate.clock()
 
     def collect(self) -> Iterator[Metric]:
-        """Every family that has a value now, in the order of `FAMILIES`."""
-        values: dict[str, list[tuple[Labels, Value]]] = {}
+        """Every family that has a value now, in the order of `FAMILIES`: all are read before the first is built."""
+        readings: dict[str, list[tuple[Labels, Reading]]] = {}
         for name, labels, value in self._read():
             if value is not None:
-                values.setdefault(f"sluicegate_{name}", []).append((labels, value))
+                reading = (
+                    HistogramReading(value.bounds, tuple(value.counts), value.total)
+                    if isinstance(value, Histogram)
+                    else value
+                )
+                readings.setdefault(f"sluicegate_{name}", []).append((labels, reading))
         for family in FAMILIES:
-            samples = values.pop(family.name, None)
+            samples = readings.pop(family.name, None)
             if samples:
                 yield _filled(family, samples)
-        assert not values, f"not in FAMILIES: {list(values)}"
+        assert not readings, f"not in FAMILIES: {list(readings)}"
 
     def _read(self) -> Iterator[tuple[str, Labels, Value | None]]:
         for name, stats in self._process.gate.controller.stats.items():
@@ -309,35 +332,35 @@ def _by_kind(counts: Counter[str]) -> Iterator[tuple[str, Labels, Value]]:
     yield "protocol_errors_total", (OTHER_KIND,), unknown
 
 
-def _filled(family: Family, samples: Iterable[tuple[Labels, Value]]) -> Metric:
+def _filled(family: Family, samples: Iterable[tuple[Labels, Reading]]) -> Metric:
     metric = family.metric()
     for labels, value in samples:
         if isinstance(metric, HistogramMetricFamily):
-            assert isinstance(value, Histogram)
+            assert isinstance(value, HistogramReading)
             metric.add_metric(labels, _buckets(value), value.total)
         elif isinstance(metric, InfoMetricFamily):
             metric.add_metric((), dict(zip(family.labels, labels, strict=True)))
         else:
             assert isinstance(metric, CounterMetricFamily | GaugeMetricFamily)
-            assert not isinstance(value, Histogram)
+            assert not isinstance(value, HistogramReading)
             metric.add_metric(labels, value)
     return metric
 
 
-def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+def _buckets(histogram: HistogramReading) -> list[tuple[str, float]]:
     """Cumulated counts with their upper bounds, as Prometheus wants them."""
-    cumulated, buckets = 0, []
-    for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
-        cumulated += count
-        buckets.append(("+Inf" if bound == float("inf") else str(bound), float(cumulated)))
-    return buckets
+    counts = (float(count) for count in accumulate(histogram.counts))
+    return list(zip((*map(str, histogram.bounds), "+Inf"), counts, strict=True))
 
 
-def _version() -> str:
-    try:
-        return version("sluicegate")
-    except PackageNotFoundError:  # run from its sources
-        return "unknown"
+class _One(Collector):
+    """A single family, for an encoder that takes collectors."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._metric
 
 
 class Exposition:
@@ -348,8 +371,15 @@ class Exposition:
         self._registry.register(GateCollector(process, loop_lag_s))
         ProcessCollector(registry=self._registry)
 
-    def render(self, accept: str) -> tuple[bytes, str]:
+    async def render(self, accept: str) -> tuple[bytes, str]:
         """The page and its content type: OpenMetrics where `accept` asks for it, else Prometheus' text."""
         encode, content_type = choose_encoder(accept)
-        encoder: Callable[[CollectorRegistry], bytes] = encode
-        return encoder(self._registry), content_type
+        pages: list[bytes] = []
+        end = b""
+        for metric in self._registry.collect():
+            page = encode(_One(metric))
+            if page.endswith(EOF_LINE):
+                page, end = page.removesuffix(EOF_LINE), EOF_LINE
+            pages.append(page)
+            await asyncio.sleep(0)
+        return b"".join((*pages, end)), content_type

@@ -21,6 +21,7 @@ from sluicegate_core.controller import Controller, RecentRefusal
 from sluicegate_core.policy import ClassPolicy, Mode
 from sluicegate_core.request import Request
 from sluicegate_core.stats import ClassStats, Histogram
+from sluicegate_core.vocabulary import Hold
 from sluicegate_sidecar.gate import Gate
 from sluicegate_sidecar.http import Server
 from sluicegate_sidecar.settings import Settings
@@ -190,6 +191,8 @@ def _new_request(controller: Controller, now: float, index: int, name: str) -> d
     controller.estimator.estimate(request, name)
     engine, line, predictor = controller.engine, controller.line, controller.predictor
     hold = controller.hold(now, request)
+    if hold is Hold.TURN:  # there is room; nobody has a turn before it has arrived
+        hold = None
     wait_s: float | None = 0.0
     if hold is not None or line.queues[index].count:
         wait_s = predictor.wait_s(now, request, line, engine.running)
