@@ -147,7 +147,8 @@ is nearer to its bar than that is not decided by one run.
   client's own share is in it.
 - *Large bodies*: the streams again, beside {loads.LARGE_BODIES_PER_S:.0f} POSTs of \
 {loads.LARGE_BODY_BYTES // 1_000_000} MB a second; p99 is noisy: see its rounds.
-- *Parse and decide*: the gate's own handler without sockets, four classes, 200 clients, a taken engine; median.
+- *Parse and decide*: the gate's own handler without sockets, four classes, 200 clients, a taken engine; median,
+  caches warm.
 - A request that fails, or a connection that should have been kept and was not, ends the run.
 
 How busy both sides were:
