@@ -32,7 +32,7 @@ UNLEARNED_PENDING: Final = 2
 #: cover a step of the engine, or its batches go out half full; every token more is one that cannot be
 #: reordered. About a thousand tokens did best in simulation, and twice or half as many nearly as well.
 BACKLOG_S: Final = 0.1
-MIN_BACKLOG_TOKENS: Final = 512
+MIN_BACKLOG_TOKENS: Final = 64
 MAX_BACKLOG_TOKENS: Final = 8192
 UNLEARNED_BACKLOG_TOKENS: Final = 1024
 
