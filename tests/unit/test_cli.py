@@ -159,7 +159,7 @@ def test_check_as_json(good: str, bad: str) -> None:
 def test_a_reader_that_leaves_is_no_failure_of_ours(good: str) -> None:
     code = "from sluicegate_lab.cli import main; raise SystemExit(main())"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "check", *[good] * 2000],
+        [sys.executable, "-c", code, "check", *[good] * 400],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
