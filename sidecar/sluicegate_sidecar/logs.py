@@ -30,7 +30,7 @@ from sluicegate_core.vocabulary import Outcome, Reason
 
 #: Between two summaries, s: often enough to see an overload begin, rarely enough to keep a day of it readable.
 SUMMARY_EVERY_S: Final = 10.0
-#: A line costs some 20 us, so that these are 1 % of a core.
+#: A line costs some 40 us, so that these are 2 % of a core.
 MAX_DEBUG_LINES_PER_S: Final = 500
 #: At info and above. Errors come by the request where the engine is broken; a few of them tell the story.
 MAX_LINES_PER_S: Final = 100

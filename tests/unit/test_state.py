@@ -50,8 +50,7 @@ def test_the_counts_close_for_each_class() -> None:
 
 def test_it_says_what_the_line_waits_for() -> None:
     observed = Observed()
-    first = observed.arrives(BATCH)
-    observed.arrives(INTERACTIVE)
+    with_the_engine = observed.arrives(BATCH), observed.arrives(INTERACTIVE)
     observed.arrives(BATCH, client="0badcafe")
     observed.clock.now += 0.5
     state = shown(observed)
@@ -63,8 +62,9 @@ def test_it_says_what_the_line_waits_for() -> None:
     assert head["client"] == "0badcafe"
     assert at(state, "classes", "interactive", "head") is None
     assert at(state, "classes", "interactive", "new_request", "hold") == "slots"
-    observed.streams(first)
-    observed.finishes(first)
+    for request in with_the_engine:
+        observed.streams(request)
+        observed.finishes(request)
     assert at(shown(observed), "classes", "batch", "head") is None
 
 
