@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument(
-        "--seconds", type=_positive, default=40.0, help="length of each replay (default: %(default)g)"
+        "--seconds", type=_positive, default=30.0, help="length of each replay (default: %(default)g)"
     )
     parser.add_argument(
         "--overload",

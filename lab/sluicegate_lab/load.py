@@ -26,7 +26,7 @@ import json
 import resource
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -198,15 +198,15 @@ class _Exchange(asyncio.Protocol):
         self._payload = payload
         self._clock = clock
         self._parser: Any = httptools.HttpResponseParser(self)
-        self._transport: asyncio.BaseTransport | None = None
+        self._transport: asyncio.Transport | None = None
         self._line = bytearray()
         self._stream_ended = False
         self.done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        if isinstance(transport, asyncio.WriteTransport):
-            transport.write(self._payload)
+        # uvloop's transports are not of asyncio's classes: a cast, where a check would never hold.
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(self._payload)
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -2,8 +2,8 @@
 
 The demo and the tests need a real engine that does real work: prefill that costs, decoding that costs, slots
 that fill up. They do not need sense. So the model is a llama of random weights (width 512, 8 layers: some
-fifty megabytes in half precision), with one thing arranged: **it counts down**. Each token's embedding
-carries the direction of the token that follows it, the layers in between add only a little noise, and so a
+fifty megabytes in half precision), with one thing arranged: **it counts down**. Each token's embedding is
+the direction of the token that follows it, the layers in between add only a little noise, and so a
 prompt that ends in ` 7` is answered with ` 6 5 4 3 2 1` and the end of the text. Any other last word starts
 the count somewhere between `SHORTEST_ANSWER` and `LONGEST_ANSWER`.
 
@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-RECIPE_VERSION = 1
+RECIPE_VERSION = 2
 """Raised whenever the same shape would give another file."""
 
 LARGEST_NUMBER = 999
@@ -38,7 +38,8 @@ LONGEST_ANSWER = 31
 """Where the count starts when a prompt ends in a word: long enough to stream, short enough for a test."""
 
 LOGIT_OF_THE_NEXT = 20.0
-"""How far the next token stands out: at temperature 1 another one is drawn once in a hundred million."""
+"""The logit of the next token. Any other is near zero by chance (spread: this over the root of the width), so
+that at the usual temperatures none of them is ever drawn."""
 
 LAYER_NOISE = 0.02
 """What each layer adds to the embedding, relative to it: the work is done, and drowns nothing."""
@@ -91,8 +92,8 @@ class ModelShape:
     seed: int = 20231116
 
 
-SMALLEST = ModelShape(width=64, layers=1, heads=1, feed_forward=128)
-"""Thousands of tokens a second, a megabyte on disk: for tests of protocols."""
+SMALLEST = ModelShape(width=128, layers=1, heads=2, feed_forward=256)
+"""Thousands of tokens a second, two megabytes on disk: for tests of protocols."""
 
 
 def cache_dir() -> Path:
@@ -219,11 +220,11 @@ def write_model(path: Path, shape: ModelShape) -> None:
         values = random.standard_normal((rows, columns), dtype=np.float32) * (scale / columns**0.5)
         writer.add_tensor(f"{name}.weight", values.astype(np.float16))
 
-    own = random.standard_normal((size, shape.width), dtype=np.float32)
+    # A direction for each token, all of one length; random ones are nearly at right angles to each other.
     direction = random.standard_normal((size, shape.width), dtype=np.float32)
-    embedding = (own + direction[vocabulary.followers]) / 2**0.5
-    writer.add_tensor("token_embd.weight", embedding.astype(np.float16))
-    output = direction * (LOGIT_OF_THE_NEXT * 2**0.5 / shape.width)
+    direction *= shape.width**0.5 / np.linalg.norm(direction, axis=1, keepdims=True)
+    writer.add_tensor("token_embd.weight", direction[vocabulary.followers].astype(np.float16))
+    output = direction * (LOGIT_OF_THE_NEXT / shape.width)
     writer.add_tensor("output.weight", output.astype(np.float16))
     ones = np.ones(shape.width, dtype=np.float32)
     writer.add_tensor("output_norm.weight", ones)
