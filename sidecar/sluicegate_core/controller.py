@@ -39,6 +39,8 @@ from sluicegate_core.vocabulary import EngineStatus, Hold, Outcome, Reason
 #: While somebody waits, hand-over is tried again after so long without an event: several times within the
 #: window of the measured gap.
 LOOK_AGAIN_S: Final = 0.02
+#: Lessons about lengths and holding times are taken at most this often: a hundred a second teach as well as all.
+LESSON_EVERY_S: Final = 0.01
 #: Refusals kept for `/debug/state`.
 RECENT_REFUSALS: Final = 100
 #: Records of classes that a policy no longer has, kept so that their counters do not jump.
@@ -94,6 +96,7 @@ class Controller:
         self._sequence = 0
         self._probed_at = now - PROBE_EVERY_S
         self._looked_at = now
+        self._lesson_due = now
 
     # What the shell needs besides effects.
 
@@ -131,7 +134,7 @@ class Controller:
         policy = self.policy.classes[request.class_index]
         stats = request.stats = self.stats[policy.name]
         stats.offered += 1
-        if request.is_retry or self._retries.is_retry(request.request_id):
+        if request.is_retry or request.request_id in self._retries.ids:
             request.is_retry = True
             stats.retries += 1
         request.arrived_at = now
@@ -139,7 +142,7 @@ class Controller:
         request.sequence = self._sequence
         self.estimator.estimate(request, policy.name)
 
-        held = False
+        line = self.line
         if self._enforces:
             scene = self._scene(now, request)
             request.predicted_ttft_s = scene.ttft_s
@@ -150,17 +153,22 @@ class Controller:
                 return (self._reject(now, request, reason, scene),)
             if scene.idle and scene.probe_due and scene.alone_s is not None:
                 self._probed_at = now
+            if scene.hold is None and not line.count:
+                # Nobody waits, so it takes nobody's turn: its work is charged to no share.
+                return (self._hand_to_engine(now, request, scene.service_s),)
+            hold = scene.hold
             request.deadline = self._deadline(now, request)
-            held = scene.hold is not None
+        elif not line.count:
+            return (self._hand_to_engine(now, request, None),)
         else:
+            hold = None
             request.deadline = NEVER
         request.stage = WAITING
-        line = self.line
         line.append(request)
         if line.queues[request.class_index].count == 1:
             self.predictor.line_changed(now, line)
         # Those who were held before are so still, but for the time that has passed: `tick` looks after them.
-        effects = NO_EFFECTS if held else self._start_those_who_may(now)
+        effects = NO_EFFECTS if hold is not None else self._start_those_who_may(now)
         if request.stage is WAITING:
             request.was_queued = True
             stats.queued += 1
@@ -205,7 +213,8 @@ class Controller:
         output_tokens = truth.output_tokens if truth.output_tokens is not None else request.tokens_out or None
         if request.stage is PREFILL and teaches:  # not streamed: the whole answer came at once
             self._end_silent(now, request, output_tokens)
-        if teaches:
+        if teaches and now >= self._lesson_due:
+            self._lesson_due = now + LESSON_EVERY_S
             self.estimator.learn(
                 request, policy.name, prompt_tokens=truth.prompt_tokens, output_tokens=output_tokens
             )
@@ -301,8 +310,8 @@ class Controller:
         self.engine.advance(now)
         hold = self._hand_over.hold(now, request)
         if hold is None and self.line.count:
-            turn = self.line.next(lambda index: self._hand_over.hold_class(now, index))
-            if turn is not request:
+            turn = self.line.turn(lambda index: self._hand_over.hold_class(now, index))
+            if turn is None or turn.next_flow().head is not request:
                 return Hold.TURN
         return hold
 
@@ -314,8 +323,9 @@ class Controller:
     # Arrival.
 
     def _scene(self, now: float, request: Request) -> Scene:
-        self.engine.advance(now)
         line, engine = self.line, self.engine
+        if engine.expected:
+            engine.advance(now)
         own_queue = line.queues[request.class_index]
         hold = self._hand_over.hold(now, request)
         if hold is None and own_queue.count == 0:
@@ -428,12 +438,17 @@ class Controller:
         self.line.take(request)
         if not self.line.queues[request.class_index].count:
             self.predictor.line_changed(now, self.line)
+        service_s = self.predictor.service_s(request, self.engine.pending_tokens) if self._enforces else None
+        return self._hand_to_engine(now, request, service_s)
+
+    def _hand_to_engine(self, now: float, request: Request, service_s: float | None) -> Start:
+        """The request is the engine's from now on; `service_s` is predicted with the backlog as it stands."""
         request.stage = PREFILL
         request.started_at = now
         request.backlog_at_start = self.engine.pending_tokens
-        request.predicted_service_s = self.predictor.service_s(request, request.backlog_at_start)
+        request.predicted_service_s = service_s
         self._running[request] = None
-        self.engine.started(request, request.predicted_service_s)
+        self.engine.started(request, service_s)
         stats = request.stats
         assert stats is not None
         stats.started += 1
@@ -511,9 +526,10 @@ class Controller:
         if request.stage is DECODE:
             self.pace.leave(now, request.class_index)
         self.engine.ended(now, request)
-        prompt_tokens = truth.prompt_tokens if truth.prompt_tokens is not None else request.prompt_tokens
-        output_tokens = truth.output_tokens if truth.output_tokens is not None else request.tokens_out
-        self.line.settle(request, prompt_tokens + OUTPUT_TOKEN_COST * output_tokens)
+        if request.flow is not None:
+            prompt_tokens = truth.prompt_tokens if truth.prompt_tokens is not None else request.prompt_tokens
+            output_tokens = truth.output_tokens if truth.output_tokens is not None else request.tokens_out
+            self.line.settle(request, prompt_tokens + OUTPUT_TOKEN_COST * output_tokens)
         self._end(request, outcome, reason)
         return self._start_those_who_may(now)
 

@@ -41,8 +41,8 @@ class EngineView:
     """Occupancy, backlog and slots of the engine."""
 
     __slots__ = (
-        "_departed_at", "_expected", "_found_at", "_found_slots", "_retry_s", "_snapshot", "_snapshot_at",
-        "_stated_slots", "backlog_bound", "pending", "pending_tokens", "running", "running_of", "status",
+        "_departed_at", "_found_at", "_found_slots", "_retry_s", "_snapshot", "_snapshot_at",
+        "_stated_slots", "backlog_bound", "expected", "pending", "pending_tokens", "running", "running_of", "status",
     )  # fmt: skip
 
     def __init__(self, classes: int, stated_slots: int | None) -> None:
@@ -53,7 +53,7 @@ class EngineView:
         self.running_of = [0] * classes
         self.pending_tokens = 0
         self.pending: dict[Request, None] = {}  # with the engine, prefill not done; oldest first
-        self._expected: list[tuple[float, int, Request]] = []  # when a silent request's prefill is done
+        self.expected: list[tuple[float, int, Request]] = []  # when a silent request's prefill is done
         self._stated_slots = stated_slots
         self._found_slots: int | None = None
         self._found_at = 0.0
@@ -78,7 +78,7 @@ class EngineView:
         self.pending[request] = None
         if not request.streams and expected_service_s is not None:
             done_at = request.started_at + expected_service_s
-            heappush(self._expected, (done_at, request.sequence, request))
+            heappush(self.expected, (done_at, request.sequence, request))
 
     def prefill_done(self, request: Request) -> None:
         """First token, end, or time enough for a silent request."""
@@ -94,7 +94,7 @@ class EngineView:
 
     def advance(self, now: float) -> None:
         """Let silent requests' prefill be done when its time has come."""
-        expected = self._expected
+        expected = self.expected
         while expected and expected[0][0] <= now:
             request = heappop(expected)[2]
             if request.stage is PREFILL:

@@ -223,15 +223,20 @@ class Drain:
 class DecayingRate:
     """Events a second over a memory of `tau_s`, by exponential decay; biased low until `tau_s` has passed."""
 
-    __slots__ = ("_at", "_sum", "_tau_s")
+    __slots__ = ("_at", "_grain_s", "_sum", "_tau_s")
+
+    #: Decayed at most so many times in `tau_s`: an event is then counted late by 1.6 % of it at the most.
+    GRAINS: Final = 64
 
     def __init__(self, tau_s: float) -> None:
         self._tau_s = tau_s
+        self._grain_s = tau_s / self.GRAINS
         self._sum = 0.0
         self._at = 0.0
 
     def add(self, now: float, amount: float = 1.0) -> None:
-        self._decay(now)
+        if now - self._at > self._grain_s:
+            self._decay(now)
         self._sum += amount
 
     def _decay(self, now: float) -> None:

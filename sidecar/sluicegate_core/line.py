@@ -6,9 +6,11 @@ virtual tag, the virtual time at which its next request starts; the least tag go
 `cost / weight`. While two classes both have requests waiting, the work they were given, over their weights,
 differs by at most one request of each; so nobody starves.
 
-- An idle class or flow banks nothing: its tag is raised to the virtual time when it comes back. So is that
-  of a class that could not go because of a cap of its own.
-- The estimate is charged at hand-over and settled at the end with the truth.
+- An idle class or flow banks nothing: when it comes back its tag is raised to the least among those that wait,
+  or, where nobody does, to that of the last who went (as in the fair scheduler for LLMs of Sheng et al., VTC, OSDI
+  2024). So is that of a class that could not go because of a cap of its own.
+- The estimate is charged at hand-over and settled at the end with the truth. A refund may take the tag of one who
+  waits below all others: it has been charged too much against them, and gets it back.
 - Every operation is O(1) in the number of waiting requests, and O(log flows) at hand-over: requests of a flow
   are a doubly linked list, so that one can leave from the middle.
 - Bounded: `MAX_FLOWS` flows a class; clients beyond that share `OVERFLOW_FLOWS` flows by a hash.
@@ -64,7 +66,7 @@ class ClassQueue:
     def __init__(self, weight: float) -> None:
         self.weight = weight
         self.tag = 0.0  # of the class, on the scale of the line
-        self.virtual = 0.0  # virtual time within the class
+        self.virtual = 0.0  # tag of the flow that went last
         self.flows: dict[str, Flow] = {}
         self.active_flows = 0
         self.count = 0
@@ -97,6 +99,10 @@ class ClassQueue:
 
     def append(self, request: Request) -> None:
         flow = self.flow_of(request.client)
+        if not flow.count:
+            level = self.next_flow().tag if self.count else self.virtual
+            if flow.tag < level:
+                flow.tag = level
         request.flow = flow
         request.previous = flow.tail
         request.next = None
@@ -162,8 +168,8 @@ class ClassQueue:
         """`flow`, which `next_flow` named, is handed `cost`."""
         heappop(self._heap)
         flow.in_heap = False
-        self.virtual = max(self.virtual, flow.tag)
-        flow.tag = self.virtual + cost
+        self.virtual = flow.tag
+        flow.tag += cost
         if flow.count:
             self._push(flow)
 
@@ -190,25 +196,25 @@ class Line:
         self.queues[request.class_index].unlink(request)
         self.count -= 1
 
-    def next(self, held: Callable[[int], object]) -> Request | None:
-        """The request whose turn it is among the classes that are not `held` (by class index); None if all are.
-
-        A class that is held has its tag raised to the virtual time when another goes: time at its own cap earns
-        it nothing.
-        """
+    def turn(self, held: Callable[[int], object]) -> ClassQueue | None:
+        """The class whose turn it is among those that are not `held` (by class index); None if all are."""
         best: ClassQueue | None = None
-        passed: list[ClassQueue] = []
         for index, queue in enumerate(self.queues):
-            if not queue.count or (best is not None and queue.tag >= best.tag):
-                continue
-            if held(index):
-                passed.append(queue)
-            else:
+            if queue.count and (best is None or queue.tag < best.tag) and not held(index):
                 best = queue
+        return best
+
+    def next(self, held: Callable[[int], object]) -> Request | None:
+        """The request whose turn it is.
+
+        A class that is passed because it is held has its tag raised to the virtual time: time at its own cap
+        earns it nothing.
+        """
+        best = self.turn(held)
         if best is None:
             return None
-        for queue in passed:
-            if queue.tag < best.tag:
+        for queue in self.queues:
+            if queue.tag < best.tag and queue.count:
                 queue.tag = best.tag
         return best.next_flow().head
 
@@ -217,8 +223,8 @@ class Line:
         queue = self.queues[request.class_index]
         flow = request.flow
         assert isinstance(flow, Flow)
-        self.virtual = max(self.virtual, queue.tag)
-        queue.tag = self.virtual + request.cost / queue.weight
+        self.virtual = queue.tag
+        queue.tag += request.cost / queue.weight
         queue.unlink(request)
         self.count -= 1
         queue.charge(flow, request.cost)

@@ -35,21 +35,18 @@ def retry_after_s(fits_in_s: float | None, rng: random.Random) -> float:
 
 
 class RetryMemory:
-    """Ids of requests refused lately: one that comes again is a retry, not new demand."""
+    """Ids of requests refused lately (`ids`): one that comes again is a retry, not new demand."""
 
-    __slots__ = ("_ids",)
+    __slots__ = ("ids",)
 
     def __init__(self) -> None:
-        self._ids: dict[bytes, None] = {}
+        self.ids: dict[bytes, None] = {}
 
     def refused(self, request_id: bytes) -> None:
         """Remember a client's own request id; the oldest is forgotten past `MAX_REMEMBERED`."""
         if not request_id:
             return
-        self._ids.pop(request_id, None)
-        self._ids[request_id] = None
-        if len(self._ids) > MAX_REMEMBERED:
-            del self._ids[next(iter(self._ids))]
-
-    def is_retry(self, request_id: bytes) -> bool:
-        return bool(request_id) and request_id in self._ids
+        self.ids.pop(request_id, None)
+        self.ids[request_id] = None
+        if len(self.ids) > MAX_REMEMBERED:
+            del self.ids[next(iter(self.ids))]

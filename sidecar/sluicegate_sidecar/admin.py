@@ -9,47 +9,59 @@
 `/drain` takes GET as well as POST, since a preStop hook of Kubernetes can only GET, and there is no way back from
 it: so the port belongs to the pod and its node, not to clients. Everything else only reads.
 
-The only module that imports aiohttp, which costs more memory and time than all the rest of the gate: the process
-imports it beside the traffic, once the data port listens. Limits on what comes in: `MAX_CONNECTIONS`,
-`MAX_LINE_BYTES`, `MAX_HEADERS`; no body is read.
+It is an application of the gate's own data path that answers everything itself: one HTTP implementation, hardened
+and bounded once, where a second one would cost the idle gate a quarter of its memory. Limits on what comes in:
+`LIMITS`.
 """
 
 import asyncio
 import contextlib
+import logging
 import math
 import os
 from collections.abc import Awaitable, Callable
-from typing import Final, cast
+from typing import Final, NamedTuple
+from urllib.parse import parse_qs
 
 import msgspec
-from aiohttp import web
 
 from sluicegate_core.stats import Histogram
 from sluicegate_core.vocabulary import NOT_READY
+from sluicegate_sidecar.http import Exchange, Limits, Server, serve
 from sluicegate_sidecar.metrics import Exposition
 from sluicegate_sidecar.settings import Address
 from sluicegate_sidecar.state import GateProcess, snapshot
 
-#: A kubelet, some Prometheuses and a few people; above, connections are closed unanswered.
-MAX_CONNECTIONS: Final = 64
-#: Of a request line, and of a header line: no path or header of use here is near it.
-MAX_LINE_BYTES: Final = 4096
-MAX_HEADERS: Final = 64
-#: A connection without a request, s: longer than between two scrapes.
-IDLE_S: Final = 75.0
-#: What handlers get to end when the port closes, s: a waiting drain is told by its process's end.
-CLOSE_S: Final = 0.5
+log = logging.getLogger(__name__)
+
+#: A kubelet, some Prometheuses and a few people, with heads of usual size and no bodies.
+LIMITS: Final = Limits(
+    connections=64,
+    header_count=64,
+    header_bytes=16_384,
+    target_bytes=1024,
+    body_bytes=4096,
+    body_bytes_total=65_536,
+)
 #: The longest drain that may be asked for, s: a day.
 MAX_DRAIN_S: Final = 86_400.0
 #: Between two looks at the loop's lag, s.
 LAG_EVERY_S: Final = 0.25
 LAG_BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+JSON: Final = "application/json"
 
 
 class AdminError(OSError):
     """The port cannot be opened; one line says which and why."""
+
+
+class Answer(NamedTuple):
+    """What a handler says."""
+
+    status: int
+    content_type: str
+    body: bytes
 
 
 class LoopLag:
@@ -73,61 +85,92 @@ class LoopLag:
 
 
 class Admin:
-    """The handlers, over one gate's process."""
+    """The application: handlers by path and method, over one gate's process."""
 
     def __init__(self, process: GateProcess, lag: LoopLag) -> None:
         self._process = process
         self._exposition = Exposition(process, lag.seconds)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._routes: dict[bytes, tuple[tuple[bytes, ...], Callable[[Exchange], Awaitable[Answer]]]] = {
+            b"/healthz": ((b"GET", b"HEAD"), self.healthz),
+            b"/readyz": ((b"GET", b"HEAD"), self.readyz),
+            b"/metrics": ((b"GET", b"HEAD"), self.metrics),
+            b"/debug/state": ((b"GET", b"HEAD"), self.state),
+            b"/drain": ((b"GET", b"POST"), self.drain),
+        }
 
-    def application(self) -> web.Application:
-        """The routes."""
-        app = web.Application(middlewares=[_errors_as_json], client_max_size=MAX_LINE_BYTES)
-        app.router.add_get("/healthz", self.healthz)
-        app.router.add_get("/readyz", self.readyz)
-        app.router.add_get("/metrics", self.metrics)
-        app.router.add_get("/debug/state", self.state)
-        app.router.add_get("/drain", self.drain, allow_head=False)
-        app.router.add_post("/drain", self.drain)
-        return app
+    # The data path's calls.
 
-    async def healthz(self, _: web.Request) -> web.Response:
+    def on_request(self, exchange: Exchange) -> None:
+        """Answer, at once or when the handler has what it waits for."""
+        route = self._routes.get(exchange.path)
+        if route is None:
+            _reply(exchange, _json({"error": "Not Found"}, status=404))
+            return
+        methods, handler = route
+        if exchange.method not in methods:
+            allow = (b"allow", b", ".join(methods))
+            _reply(exchange, _json({"error": "Method Not Allowed"}, status=405), allow)
+            return
+        task = asyncio.get_running_loop().create_task(self._answer(exchange, handler))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def on_protocol_error(self, kind: str) -> None:
+        """Whoever spoke no HTTP has been told."""
+
+    async def _answer(self, exchange: Exchange, handler: Callable[[Exchange], Awaitable[Answer]]) -> None:
+        try:
+            answer = await handler(exchange)
+        except Exception:
+            log.exception("the admin port failed on %s", exchange.path.decode("latin-1"))
+            answer = _json({"error": "Internal Server Error"}, status=500)
+        if not exchange.ended:  # who asked may have left
+            _reply(exchange, answer)
+
+    async def close(self) -> None:
+        """Give up what still waits."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # The handlers.
+
+    async def healthz(self, _: Exchange) -> Answer:
         """The loop runs, or nobody would answer."""
         return _json({"status": "ok"})
 
-    async def readyz(self, _: web.Request) -> web.Response:
+    async def readyz(self, _: Exchange) -> Answer:
         """Whether a Service should send requests here. A gate that refuses for load is ready: it answers."""
         reason = not_ready(self._process)
         if reason is not None:
             return _json({"ready": False, "reason": reason}, status=503)
         return _json({"ready": True})
 
-    async def metrics(self, request: web.Request) -> web.Response:
+    async def metrics(self, exchange: Exchange) -> Answer:
         """One scrape."""
-        page, content_type = await self._exposition.render(request.headers.get("accept", ""))
-        return web.Response(body=page, headers={"content-type": content_type})
+        accept = exchange.header(b"accept") or b""
+        page, content_type = await self._exposition.render(accept.decode("latin-1"))
+        return Answer(200, content_type, page)
 
-    async def state(self, _: web.Request) -> web.Response:
+    async def state(self, _: Exchange) -> Answer:
         """One snapshot, laid out for reading."""
         return _json(snapshot(self._process), pretty=True)
 
-    async def drain(self, request: web.Request) -> web.Response:
+    async def drain(self, exchange: Exchange) -> Answer:
         """Begin a drain, or join one; `?timeout=SECONDS` bounds the wait, by default as the process's own.
 
         200 in both cases: a hook that fails would not make the pod wait any longer.
         """
-        timeout_s = _timeout_s(request.query.get("timeout"), self._process.settings.drain_timeout_s)
+        timeout_s = _timeout_s(exchange.target, self._process.settings.drain_timeout_s)
+        if timeout_s is None:
+            error = f"timeout is a number of seconds from 0 to {MAX_DRAIN_S:.0f}"
+            return _json({"error": error}, status=400)
         loop = asyncio.get_running_loop()
         since = loop.time()
         drained = await self._process.drain(timeout_s)
         waited_s = round(loop.time() - since, 3)
         return _json({"drained": drained, "in_flight": self._process.gate.in_flight, "waited_s": waited_s})
-
-
-def _why(error: OSError) -> str:
-    """The system's word for it; event loops say much more, and that twice."""
-    if error.errno is not None and error.errno > 0:
-        return os.strerror(error.errno)
-    return error.strerror or str(error)  # the resolver's errors are numbered below zero
 
 
 def not_ready(process: GateProcess) -> str | None:
@@ -142,40 +185,35 @@ def not_ready(process: GateProcess) -> str | None:
     return None
 
 
-def _timeout_s(text: str | None, otherwise: float) -> float:
-    if text is None:
+def _timeout_s(target: bytes, otherwise: float) -> float | None:
+    """The bound that the query asks for, s; None where it is no such number."""
+    query = parse_qs(target.partition(b"?")[2].decode("latin-1"), keep_blank_values=True, max_num_fields=8)
+    if "timeout" not in query:
         return otherwise
     with contextlib.suppress(ValueError):
-        timeout_s = float(text)
+        timeout_s = float(query["timeout"][-1])
         if math.isfinite(timeout_s) and 0.0 <= timeout_s <= MAX_DRAIN_S:
             return timeout_s
-    raise web.HTTPBadRequest(reason=f"timeout is a number of seconds from 0 to {MAX_DRAIN_S:.0f}")
+    return None
 
 
-def _json(value: object, *, status: int = 200, pretty: bool = False) -> web.Response:
+def _json(value: object, *, status: int = 200, pretty: bool = False) -> Answer:
     body = msgspec.json.encode(value)
     if pretty:
         body = msgspec.json.format(body, indent=2)
-    return web.Response(body=body + b"\n", status=status, content_type="application/json")
+    return Answer(status, JSON, body + b"\n")
 
 
-@web.middleware
-async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Unknown paths, wrong methods and bad parameters are answered in JSON."""
-    try:
-        return await handler(request)
-    except web.HTTPError as error:
-        response = _json({"error": error.reason}, status=error.status)
-        if isinstance(error, web.HTTPMethodNotAllowed):
-            response.headers["allow"] = ", ".join(sorted(error.allowed_methods))
-        return response
+def _reply(exchange: Exchange, answer: Answer, *headers: tuple[bytes, bytes]) -> None:
+    content_type = (b"content-type", answer.content_type.encode("latin-1"))
+    exchange.refuse(answer.status, (content_type, *headers), answer.body)
 
 
-class _OneTooMany(asyncio.Protocol):
-    """Closes its connection."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast(asyncio.Transport, transport).abort()  # uvloop's transports do not inherit from it
+def _why(error: OSError) -> str:
+    """The system's word for it; event loops say much more, and that twice."""
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return error.strerror or str(error)  # the resolver's errors are numbered below zero
 
 
 class AdminServer:
@@ -185,49 +223,17 @@ class AdminServer:
         port: where it listens; the one given by the system where 0 was asked for.
     """
 
-    def __init__(self, process: GateProcess) -> None:
-        self.port = 0
-        self._lag = LoopLag(asyncio.get_running_loop())
-        self._runner = web.AppRunner(
-            Admin(process, self._lag).application(),
-            access_log=None,
-            keepalive_timeout=IDLE_S,
-            lingering_time=CLOSE_S,
-            shutdown_timeout=CLOSE_S,
-            max_line_size=MAX_LINE_BYTES,
-            max_field_size=MAX_LINE_BYTES,
-            max_headers=MAX_HEADERS,
-        )
-        self._listener: asyncio.Server | None = None
-
-    async def listen(self, address: Address) -> None:
-        """Start to accept.
-
-        Raises:
-            AdminError: the address cannot be had.
-        """
-        await self._runner.setup()
-        loop = asyncio.get_running_loop()
-        try:
-            self._listener = await loop.create_server(self._protocol, address.host, address.port)
-        except OSError as error:
-            await self.close()
-            raise AdminError(
-                error.errno, f"cannot open the admin port on {address}: {_why(error)}"
-            ) from error
-        self.port = self._listener.sockets[0].getsockname()[1]
-
-    def _protocol(self) -> asyncio.BaseProtocol:
-        server = self._runner.server
-        assert server is not None, "set up before it listens"
-        return server() if len(server.connections) < MAX_CONNECTIONS else _OneTooMany()
+    def __init__(self, admin: Admin, server: Server, lag: LoopLag) -> None:
+        self.port = server.port
+        self._admin = admin
+        self._server = server
+        self._lag = lag
 
     async def close(self) -> None:
         """Stop listening and close every connection."""
-        if self._listener is not None:
-            self._listener.close()
         self._lag.close()
-        await self._runner.cleanup()
+        await self._server.close()
+        await self._admin.close()
 
 
 async def start_admin(process: GateProcess, address: Address) -> AdminServer:
@@ -236,6 +242,18 @@ async def start_admin(process: GateProcess, address: Address) -> AdminServer:
     Raises:
         AdminError: the address cannot be had.
     """
-    server = AdminServer(process)
-    await server.listen(address)
-    return server
+    lag = LoopLag(asyncio.get_running_loop())
+    admin = Admin(process, lag)
+    try:
+        server = await serve(
+            admin,
+            upstream_host="",  # nothing is ever forwarded
+            upstream_port=0,
+            host=address.host,
+            port=address.port,
+            limits=LIMITS,
+        )
+    except OSError as error:
+        lag.close()
+        raise AdminError(error.errno, f"cannot open the admin port on {address}: {_why(error)}") from error
+    return AdminServer(admin, server, lag)

@@ -13,8 +13,7 @@ from tests.gate.wire import ClientSide, Engine, EngineSide, Message, open_fds, r
 
 from sluicegate_core.vocabulary import EngineStatus
 from sluicegate_sidecar.admin import (
-    MAX_CONNECTIONS,
-    MAX_LINE_BYTES,
+    LIMITS,
     AdminError,
     AdminServer,
     LoopLag,
@@ -293,8 +292,8 @@ async def test_an_unknown_path_and_a_wrong_method_are_told_in_json(tmp_path: Pat
 async def test_a_head_that_is_too_large_is_refused(tmp_path: Path) -> None:
     async with running(tmp_path) as gate:
         for path, header in (
-            (b"/healthz?" + MAX_LINE_BYTES * b"x", b"A: b"),
-            (b"/healthz", b"A: " + 2 * MAX_LINE_BYTES * b"b"),
+            (b"/healthz?" + LIMITS.target_bytes * b"x", b"A: b"),
+            (b"/healthz", b"A: " + 2 * LIMITS.header_bytes * b"b"),
         ):
             message = await gate.get(path, b"GET", header)
             assert 400 <= message.status < 500
@@ -303,10 +302,10 @@ async def test_a_head_that_is_too_large_is_refused(tmp_path: Path) -> None:
 
 async def test_connections_are_bounded(tmp_path: Path) -> None:
     async with running(tmp_path) as gate:
-        idle = [await gate.connect(gate.admin.port) for _ in range(MAX_CONNECTIONS)]
+        idle = [await gate.connect(gate.admin.port) for _ in range(LIMITS.connections)]
         assert (await idle[-1].ask(b"GET", b"/healthz", b"")).status == 200
         one_too_many = await gate.connect(gate.admin.port)
-        assert await one_too_many.rest() == b""
+        assert (await one_too_many.response()).status == 503
         idle.pop().reset()
 
         async def answers() -> bool:

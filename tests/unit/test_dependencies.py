@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-PROMISED = {"uvloop", "httptools", "msgspec", "aiohttp", "prometheus-client", "pyyaml"}
+PROMISED = {"uvloop", "httptools", "msgspec", "prometheus-client", "pyyaml"}
 
 IMPORT_EVERYTHING = '''
 import importlib, importlib.abc, pkgutil, sys
