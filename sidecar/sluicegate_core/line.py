@@ -115,8 +115,6 @@ class ClassQueue:
         flow.cost += request.cost
         if flow.count == 1:
             self.active_flows += 1
-            if flow.tag < self.virtual:
-                flow.tag = self.virtual
             if not flow.in_heap:
                 self._push(flow)
         self.count += 1
@@ -186,8 +184,10 @@ class Line:
 
     def append(self, request: Request) -> None:
         queue = self.queues[request.class_index]
-        if not queue.count and queue.tag < self.virtual:
-            queue.tag = self.virtual
+        if not queue.count:
+            level = min((q.tag for q in self.queues if q.count), default=self.virtual)
+            if queue.tag < level:
+                queue.tag = level
         queue.append(request)
         self.count += 1
 

@@ -19,9 +19,6 @@ BY_PREDICTION = frozenset({Reason.TTFT, Reason.QUEUE_TIME, Reason.QUEUE_FULL})
 REJECTING = BY_PREDICTION | {Reason.DRAINING, Reason.ENGINE_DOWN, Reason.SLO_UNREACHABLE}
 EVICTING = frozenset({Reason.DEADLINE, Reason.DRAINED})
 
-#: Holds of a class's own: who meets one of them stands aside, and another class may go.
-OWN_HOLDS = frozenset({Hold.CLASS_CAP, Hold.RESERVED})
-
 
 @dataclass
 class Life:
@@ -88,7 +85,8 @@ class Ledger:
         """Nobody is refused by prediction while there is room for it and nobody ahead."""
         assert self.policy.mode is Mode.ENFORCE, "only enforcing refuses"
         if life.reason in BY_PREDICTION:
-            assert others_wait or controller.hold(now, life.request) is not None, f"idle refusal: {life}"
+            hold = controller._hand_over.hold(now, life.request)
+            assert others_wait or hold is not None, f"refused though there is room: {life}"
         if life.reason is Reason.SLO_UNREACHABLE:
             assert (
                 controller.predictor.service_s(life.request, 0) > self.policy.classes[life.index].slo.ttft_s
@@ -139,15 +137,12 @@ class Ledger:
         slots = self.policy.engine.slots
         if inside and slots is not None:
             assert len(inside) < slots, "past the engine's slots"
-            below = [o for o in inside if self.policy.classes[o.index].weight <= one.weight]
-            if below:  # one slot is always left to those below
-                kept = 0
-                for index, other in enumerate(self.policy.classes):
-                    if other.weight > one.weight and other.reserved_slots is not None:
-                        kept += max(0, other.reserved_slots - sum(o.index == index for o in inside))
-                assert slots - len(inside) > min(kept, slots - 1) or kept == 0, (
-                    "took a slot kept for a class above"
-                )
+            above = [i for i, other in enumerate(self.policy.classes) if other.weight > one.weight]
+            above_inside = sum(o.index in above for o in inside)
+            stated = [(i, self.policy.classes[i].reserved_slots or 0) for i in above]
+            kept = sum(max(0, n - sum(o.index == i for o in inside)) for i, n in stated)
+            kept = min(kept, slots - 1 - above_inside)  # one slot in all is left to those below
+            assert slots - len(inside) > kept, "took a slot kept for a class above"
         earlier = [
             o
             for o in self.lives
@@ -279,10 +274,12 @@ class Ledger:
             assert controller.wake_at == NEVER
         assert len(controller._deadlines) <= 2 * len(waiting) + 64
 
-    def _check_work_conservation(self, controller: Controller, now: float) -> None:
-        """No request whose turn it is waits unless something holds it."""
-        for queue in controller.line.queues:
-            if queue.count:
-                head = queue.next_flow().head
-                assert head is not None
-                assert controller.hold(now, head) is not None, f"nothing holds {self.by_request[head]}"
+    @staticmethod
+    def _check_work_conservation(controller: Controller, now: float) -> None:
+        """No request that is first of its class waits unless something holds it, and who waits for its turn
+        waits for one that a long prompt holds: nobody waits for nobody."""
+        heads = [queue.next_flow().head for queue in controller.line.queues if queue.count]
+        holds = [controller.hold(now, head) for head in heads if head is not None]
+        assert None not in holds, f"nothing holds one of {heads}"
+        if Hold.TURN in holds:
+            assert Hold.PROMPT in holds, f"waiting for a turn that nobody has: {holds}"
