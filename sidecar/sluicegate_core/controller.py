@@ -13,16 +13,15 @@ Invariants, each with a test over thousands of interleavings:
 - No refusal by prediction while there is room for the request and nobody ahead of it (`layers`).
 
 The parts: `estimate` (work), `predict` (times), `pace` (inter-token SLO), `engine` (occupancy), `line` (turns),
-`layers` (refusal), `handover` (start), `retry` (Retry-After).
+`layers` (whom to refuse), `refusal` and `retry` (what to tell them), `handover` (whom to start).
 """
 
 import random
-from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Final, NamedTuple
+from typing import Final
 
-from sluicegate_core.effects import Effect, EngineSnapshot, Evict, Refusal, Reject, Start, Truth
+from sluicegate_core.effects import Effect, EngineSnapshot, Evict, Reject, Start, Truth
 from sluicegate_core.engine import EngineView
 from sluicegate_core.estimate import Estimator
 from sluicegate_core.handover import HandOver
@@ -31,8 +30,8 @@ from sluicegate_core.line import Line
 from sluicegate_core.pace import Pace
 from sluicegate_core.policy import Mode, Policy
 from sluicegate_core.predict import Predictor
+from sluicegate_core.refusal import Refusals
 from sluicegate_core.request import DECODE, ENDED, NEW, OUTPUT_TOKEN_COST, PREFILL, WAITING, Request
-from sluicegate_core.retry import MAX_RETRY_AFTER_S, RetryMemory, retry_after_s
 from sluicegate_core.stats import ClassStats
 from sluicegate_core.vocabulary import EngineStatus, Hold, Outcome, Reason
 
@@ -41,31 +40,18 @@ from sluicegate_core.vocabulary import EngineStatus, Hold, Outcome, Reason
 LOOK_AGAIN_S: Final = 0.02
 #: Lessons about lengths and holding times are taken at most this often: a hundred a second teach as well as all.
 LESSON_EVERY_S: Final = 0.01
-#: Refusals kept for `/debug/state`.
-RECENT_REFUSALS: Final = 100
 #: Records of classes that a policy no longer has, kept so that their counters do not jump.
 MAX_CLASS_RECORDS: Final = 64
 
 WITH_ENGINE: Final = (PREFILL, DECODE)
 NOT_WITH_ENGINE: Final = "released twice, or never started"
 SLO_UNREACHABLE: Final = Reason.SLO_UNREACHABLE
+SERVED: Final = Outcome.SERVED
+REJECTED: Final = Outcome.REJECTED
+EVICTED: Final = Outcome.EVICTED
+FAILED: Final = Outcome.FAILED
 NO_EFFECTS: Final[tuple[Effect, ...]] = ()
 NEVER: Final = float("inf")
-
-
-class RecentRefusal(NamedTuple):
-    """One line of "why was I refused?"."""
-
-    at: float
-    class_name: str
-    client: str
-    reason: Reason
-    prompt_tokens: int
-    predicted_ttft_s: float | None
-    predicted_wait_s: float | None
-    slo_ttft_s: float | None
-    waited_s: float
-    retry_after_s: float
 
 
 class Controller:
@@ -85,12 +71,10 @@ class Controller:
         self.predictor = Predictor(policy)
         self.estimator = Estimator()
         self.stats: dict[str, ClassStats] = {c.name: ClassStats(c.name) for c in policy.classes}
-        self.recent_refusals: deque[RecentRefusal] = deque(maxlen=RECENT_REFUSALS)
+        self.refusals = Refusals(rng)
         self.draining = False
         self._enforces = policy.mode is Mode.ENFORCE
         self._hand_over = HandOver(policy, self.engine, self.pace, self.predictor)
-        self._retries = RetryMemory()
-        self._rng = rng
         self._running: dict[Request, None] = {}
         self._deadlines: list[tuple[float, int, Request]] = []
         self._sequence = 0
@@ -134,7 +118,7 @@ class Controller:
         policy = self.policy.classes[request.class_index]
         stats = request.stats = self.stats[policy.name]
         stats.offered += 1
-        if request.is_retry or request.request_id in self._retries.ids:
+        if request.is_retry or request.request_id in self.refusals.retries.ids:
             request.is_retry = True
             stats.retries += 1
         request.arrived_at = now
@@ -150,7 +134,8 @@ class Controller:
             if reason is not SLO_UNREACHABLE:
                 self.predictor.classes[request.class_index].arrivals.add(now)
             if reason is not None:
-                return (self._reject(now, request, reason, scene),)
+                self._end(request, REJECTED, reason)
+                return (Reject(request, self.refusals.refuse(now, reason, scene)),)
             if scene.idle and scene.probe_due and scene.alone_s is not None:
                 self._probed_at = now
             if scene.hold is None and not line.count:
@@ -226,19 +211,19 @@ class Controller:
         stats.tokens_out += output_tokens or 0
         if self._within_slo(request, output_tokens):
             stats.served_in_slo += 1
-        return self._release(now, request, Outcome.SERVED, None, truth)
+        return self._release(now, request, SERVED, None, truth)
 
     def fail(self, now: float, request: Request, reason: Reason, truth: Truth) -> Sequence[Effect]:
         """A request with the engine came to nothing. It teaches no estimator."""
-        return self._release(now, request, Outcome.FAILED, reason, truth)
+        return self._release(now, request, FAILED, reason, truth)
 
     def cancel(self, now: float, request: Request) -> Sequence[Effect]:
         """The client left. One that waits is dropped and never handed over."""
         if request.stage is WAITING:
             self._leave_line(now, request)
-            self._end(request, Outcome.EVICTED, Reason.CLIENT_GONE)
+            self._end(request, EVICTED, Reason.CLIENT_GONE)
             return self._start_those_who_may(now)
-        return self._release(now, request, Outcome.FAILED, Reason.CLIENT_GONE, Truth())
+        return self._release(now, request, FAILED, Reason.CLIENT_GONE, Truth())
 
     def engine_status(self, now: float, status: EngineStatus) -> Sequence[Effect]:
         """The engine was found up, loading or down."""
@@ -360,60 +345,11 @@ class Controller:
                 patience_s = left_s if left_s > 0.0 else 0.0
         return now + patience_s
 
-    def _refusal(self, now: float, request: Request, reason: Reason, scene: Scene) -> Refusal:
-        policy = self.policy.classes[request.class_index]
-        fits_in_s: float | None
-        if reason.nobody_home:
-            fits_in_s = None
-        elif reason is Reason.SLO_UNREACHABLE:
-            fits_in_s = MAX_RETRY_AFTER_S
-        elif scene.wait_s is None:
-            fits_in_s = None
-        else:
-            # It fits once the wait has shrunk to what its SLO and its class's bound leave for waiting.
-            slo_s = policy.slo.ttft_s
-            room_s = policy.max_queue_time_s
-            if slo_s is not None:
-                room_s = min(room_s, slo_s - (scene.service_s or 0.0))
-            fits_in_s = scene.wait_s - room_s
-        return Refusal(
-            reason=reason,
-            retry_after_s=retry_after_s(fits_in_s, self._rng),
-            should_retry=reason is not Reason.SLO_UNREACHABLE,
-            predicted_ttft_s=scene.ttft_s,
-        )
-
-    def _reject(self, now: float, request: Request, reason: Reason, scene: Scene) -> Reject:
-        refusal = self._refusal(now, request, reason, scene)
-        self._remember(now, request, refusal, scene)
-        self._end(request, Outcome.REJECTED, reason)
-        return Reject(request, refusal)
-
     def _evict(self, now: float, request: Request, reason: Reason) -> Evict:
         self._leave_line(now, request)
-        scene = self._scene(now, request)
-        refusal = self._refusal(now, request, reason, scene)
-        self._remember(now, request, refusal, scene)
-        self._end(request, Outcome.EVICTED, reason)
+        refusal = self.refusals.refuse(now, reason, self._scene(now, request))
+        self._end(request, EVICTED, reason)
         return Evict(request, refusal)
-
-    def _remember(self, now: float, request: Request, refusal: Refusal, scene: Scene) -> None:
-        self._retries.refused(request.request_id)
-        policy = self.policy.classes[request.class_index]
-        self.recent_refusals.append(
-            RecentRefusal(
-                at=now,
-                class_name=policy.name,
-                client=request.client,
-                reason=refusal.reason,
-                prompt_tokens=request.prompt_tokens,
-                predicted_ttft_s=refusal.predicted_ttft_s,
-                predicted_wait_s=scene.wait_s,
-                slo_ttft_s=policy.slo.ttft_s,
-                waited_s=now - request.arrived_at,
-                retry_after_s=refusal.retry_after_s,
-            )
-        )
 
     # The line.
 

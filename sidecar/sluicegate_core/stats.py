@@ -37,6 +37,11 @@ TOTAL_BOUNDS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 
 RATIO_BOUNDS: Final = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
 
 
+SERVED: Final = Outcome.SERVED
+REJECTED: Final = Outcome.REJECTED
+EVICTED: Final = Outcome.EVICTED
+
+
 class Histogram:
     """Counts by bucket, cumulated only when read. A value on a bound belongs below it, as in Prometheus."""
 
@@ -86,13 +91,13 @@ class ClassStats:
 
     def ended(self, outcome: Outcome, reason: Reason | None) -> None:
         """Count one end."""
-        if outcome is Outcome.SERVED:
+        if outcome is SERVED:
             self.served += 1
             return
         assert reason is not None
-        if outcome is Outcome.REJECTED:
+        if outcome is REJECTED:
             self.rejected[reason] += 1
-        elif outcome is Outcome.EVICTED:
+        elif outcome is EVICTED:
             self.evicted[reason] += 1
         else:
             self.failed[reason] += 1

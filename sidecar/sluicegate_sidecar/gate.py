@@ -20,7 +20,7 @@ from sluicegate_core.classify import Classifier
 from sluicegate_core.controller import NEVER, Controller
 from sluicegate_core.effects import Effect, EngineSnapshot, Refusal, Reject, Start, Truth
 from sluicegate_core.policy import Policy
-from sluicegate_core.request import Request, Stage
+from sluicegate_core.request import ENDED, PREFILL, Request
 from sluicegate_core.vocabulary import EngineStatus, Outcome, Reason
 from sluicegate_sidecar.endpoints import Endpoint, endpoint_of
 from sluicegate_sidecar.facts import parse_facts
@@ -33,6 +33,10 @@ MAX_REQUEST_ID_BYTES: Final = 128
 #: Retry-After of an engine failure, s: about one poll of its health, so that the state is known by then.
 FAILURE_RETRY_AFTER_S: Final = 2.0
 
+#: What an admitted client reads where a refused one reads the reason.
+ADMITTED: Final = (b"x-sluicegate-reason", b"admitted")
+QUEUED: Final = (b"x-sluicegate-reason", b"queued")
+
 _FAILURES: Final[dict[End, Reason]] = {
     End.ENGINE_REFUSED: Reason.ENGINE_REFUSED,
     End.ENGINE_RESET_EARLY: Reason.ENGINE_RESET_EARLY,
@@ -41,6 +45,8 @@ _FAILURES: Final[dict[End, Reason]] = {
     End.ENGINE_BAD_RESPONSE: Reason.ENGINE_BAD_RESPONSE,
     End.ABORTED: Reason.ABORTED,
 }
+REJECTED: Final = Outcome.REJECTED
+EVICTED: Final = Outcome.EVICTED
 #: Statuses by which an engine says that it is full.
 _BUSY_STATUSES: Final = frozenset({429, 503, 529})
 #: Error codes inside a 200 stream that say the same (vLLM refuses that way).
@@ -84,10 +90,9 @@ class Passage:
 
     def on_end(self, end: End) -> None:
         request = self.request
-        if request.stage is Stage.ENDED:  # refused: the controller has counted it already
+        if request.stage is ENDED:  # refused: the controller has counted it already
             return
         gate = self.gate
-        gate.passages.pop(request, None)
         now = gate.clock()
         if end is End.COMPLETE:
             gate.apply(self._complete(now))
@@ -106,11 +111,8 @@ class Passage:
     # What the controller asks.
 
     def forward(self) -> None:
-        verdict = b"queued" if self.request.was_queued else b"admitted"
-        self.exchange.forward(
-            extra_headers=((b"x-request-id", self.request_id),),
-            response_headers=((b"x-request-id", self.request_id), (b"x-sluicegate-reason", verdict)),
-        )
+        request_id = (b"x-request-id", self.request_id)
+        self.exchange.forward((request_id,), (request_id, QUEUED if self.request.was_queued else ADMITTED))
 
     def refuse(self, refusal: Refusal) -> None:
         reply = refusal_reply(refusal, self.request_id)
@@ -121,7 +123,7 @@ class Passage:
     def _tokens(self, tokens: int) -> None:
         gate, request = self.gate, self.request
         now = gate.clock()
-        if request.stage is Stage.PREFILL:
+        if request.stage is PREFILL:
             gate.apply(gate.controller.first_token(now, request))
             tokens -= 1
         if tokens:
@@ -174,13 +176,12 @@ class Gate:
         self.controller = controller
         self.watcher = watcher
         self.clock = clock
-        self.passages: dict[Request, Passage] = {}
         self.ungated = 0
         self.protocol_errors: Counter[str] = Counter()
         self.generation = 1
         self._salt = client_salt
         self._classifier = Classifier(policy, salt=client_salt)
-        self._id_prefix = secrets.token_hex(6)
+        self._id_prefix = secrets.token_hex(6).encode()
         self._ids = count(1)
         self._effects: deque[Effect] = deque()
         self._applying = False
@@ -196,11 +197,9 @@ class Gate:
             self.ungated += 1
             exchange.forward()
             return
-        request_id = self._request_id(exchange)
-        request = self._read(exchange, endpoint, request_id)
-        passage = Passage(self, exchange, request, request_id)
-        exchange.listener = passage
-        self.passages[request] = passage
+        request = self._read(exchange, endpoint)
+        request_id = request.request_id or b"%b-%x" % (self._id_prefix, next(self._ids))
+        request.owner = exchange.listener = Passage(self, exchange, request, request_id)
         self.apply(self.controller.arrive(self.clock(), request))
 
     def on_protocol_error(self, kind: str) -> None:
@@ -241,26 +240,29 @@ class Gate:
         carried out after it, by the same loop, however many there are.
         """
         if effects:
-            self._effects.extend(effects)
             if self._applying:
+                self._effects.extend(effects)
                 return
             self._applying = True
             try:
+                for effect in effects:
+                    self._carry_out(effect)
                 while self._effects:
                     self._carry_out(self._effects.popleft())
             finally:
                 self._applying = False
-        self._arm()
+        if self.controller.line.count:
+            self._arm()
 
     def _carry_out(self, effect: Effect) -> None:
         request = effect.request
+        passage = request.owner
+        assert isinstance(passage, Passage)
         if isinstance(effect, Start):
-            if request.stage is not Stage.ENDED:  # its client may have left since
-                self.passages[request].forward()
+            if request.stage is not ENDED:  # its client may have left since
+                passage.forward()
             return
-        passage = self.passages.pop(request)
-        outcome = Outcome.REJECTED if isinstance(effect, Reject) else Outcome.EVICTED
-        self.watcher.refused(request, effect.refusal, outcome)
+        self.watcher.refused(request, effect.refusal, REJECTED if isinstance(effect, Reject) else EVICTED)
         passage.refuse(effect.refusal)
 
     def _arm(self) -> None:
@@ -280,13 +282,12 @@ class Gate:
 
     # Reading a request.
 
-    def _read(self, exchange: Exchange, endpoint: Endpoint, request_id: bytes) -> Request:
-        facts = parse_facts(endpoint, exchange.header(b"content-type"), exchange.body)
+    def _read(self, exchange: Exchange, endpoint: Endpoint) -> Request:
+        header = exchange.header
+        facts = parse_facts(endpoint, header(b"content-type"), exchange.body)
         model = facts.model or endpoint.model
-        class_index, client = self._classifier.classify(
-            exchange.header, model, exchange.path.decode("latin-1")
-        )
-        retries = exchange.header(b"x-stainless-retry-count")
+        class_index, client = self._classifier.classify(header, model, exchange.path.decode("latin-1"))
+        retries = header(b"x-stainless-retry-count")
         return Request(
             class_index=class_index,
             client=client,
@@ -297,16 +298,16 @@ class Gate:
             choices=facts.choices,
             streams=facts.stream,
             generates=facts.generates,
-            is_retry=retries is not None and retries.strip() not in (b"", b"0"),
-            request_id=request_id if exchange.header(b"x-request-id") == request_id else b"",
+            is_retry=retries is not None and retries not in (b"", b"0"),
+            request_id=_usable_id(header(b"x-request-id")),
         )
 
-    def _request_id(self, exchange: Exchange) -> bytes:
-        """The client's own id where it is usable, else one of ours, unique to this process."""
-        own = exchange.header(b"x-request-id")
-        if own and len(own) <= MAX_REQUEST_ID_BYTES and own.isascii() and own.decode().isprintable():
-            return own
-        return b"%s-%x" % (self._id_prefix.encode(), next(self._ids))
+
+def _usable_id(given: bytes | None) -> bytes:
+    """The client's own request id, or nothing where it is too long or not plain text."""
+    if given and len(given) <= MAX_REQUEST_ID_BYTES and given.isascii() and given.decode().isprintable():
+        return given
+    return b""
 
 
 def _content_type(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:

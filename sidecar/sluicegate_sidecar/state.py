@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from heapq import nlargest
 from typing import Final, Protocol
 
-from sluicegate_core.controller import Controller, RecentRefusal
+from sluicegate_core.controller import Controller
 from sluicegate_core.policy import ClassPolicy, Mode
+from sluicegate_core.refusal import RecentRefusal
 from sluicegate_core.request import Request
 from sluicegate_core.stats import ClassStats, Histogram
 from sluicegate_core.vocabulary import Hold
@@ -96,7 +97,7 @@ def snapshot(process: GateProcess) -> dict[str, object]:
             "lengths": controller.estimator.state(),
             "pace": _pace(controller, now),
         },
-        "recent_refusals": [_refusal(one, now) for one in reversed(controller.recent_refusals)],
+        "recent_refusals": [_refusal(one, now) for one in reversed(controller.refusals.recent)],
         "http": _http(process.server),
     }
     return {key: _plain(value) for key, value in state.items()}
