@@ -375,10 +375,10 @@ async def test_commands_out_of_order_are_errors():
         client.send(request())
         await until(lambda: app.requests)
         exchange = app.requests[0].exchange
-        with pytest.raises(ValueError, match="x-a"):
+        with pytest.raises(ValueError, match="line break"):
             exchange.forward(((b"x-a", b"1\r\nx: y"),))
-        with pytest.raises(ValueError, match="x y"):
-            exchange.refuse(429, ((b"x y", b"1"),))
+        with pytest.raises(ValueError, match="line break"):
+            exchange.refuse(429, ((b"x\ny", b"1"),))
         exchange.forward()
         with pytest.raises(RuntimeError):
             exchange.forward()

@@ -119,7 +119,7 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "version 0.9": (b"GET / HTTP/0.9\r\nHost: a\r\n\r\n", 505),
     "version 1.2": (b"GET / HTTP/1.2\r\nHost: a\r\n\r\n", 400),
     "another protocol": (b"GET / RTSP/1.0\r\nHost: a\r\n\r\n", 400),
-    "HTTP/2 preface": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    "HTTP/2 preface": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
     "TLS hello": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
     "LF before the request": (b"\nGET / HTTP/1.1\r\nHost: a\r\n\r\n", 400),
     "CR before the request": (b"\rGET / HTTP/1.1\r\nHost: a\r\n\r\n", 400),

@@ -29,7 +29,7 @@ async def opened(g: Gate) -> ClientSide:
     head = await client.head()
     assert head.start == b"HTTP/1.1 101 Switching Protocols"
     assert (head.header(b"connection"), head.header(b"upgrade"), head.header(b"x-y")) == (
-        b"Upgrade",
+        b"upgrade",
         b"websocket",
         b"z",
     )

@@ -1,12 +1,6 @@
-"""One client connection: reads requests, writes responses, one exchange at a time, in order.
+"""One client connection: its exchanges one after another, in order; its responses; its end.
 
-States: HEAD (idle, or a head is coming in) -> LENGTH or CHUNKED (its body) -> BUSY (the exchange is with the
-application or the engine) -> HEAD again, or LINGER (an answer that ends the connection is on its way; what
-still comes in is thrown away), or TUNNEL (after an upgrade), or CLOSED.
-
-Two readings of each request's framing must agree: llhttp's, and ours, which knows where a request ends before
-llhttp sees what follows. So a pipelined request is never parsed before its turn, and bytes on whose meaning
-two parsers could differ are refused.
+How requests are read is in `reader.py`.
 
 When the client closes its sending side while its request is pending (`Limits.half_close`): a FIN alone does
 not tell "I have said all" from "I am gone", and only writing would. By default it counts as gone, as with the
@@ -15,8 +9,12 @@ a slot from someone who waits; clients that half-close and wait exist (`nc -N`),
 RFC 9112 (9.5, 9.6) leaves the choice. The rule is the same whether the FIN came with the request or later,
 since the two cannot be told apart. An answer already written is delivered in both cases.
 
-Ends of reading: while reading is paused (too much was pipelined) the loop cannot see a FIN; `has_left` asks
-the kernel, at the hand-over and in each sweep.
+While reading is paused (too much was pipelined) the loop cannot see a FIN: `has_left` asks the kernel, at the
+hand-over and in each sweep.
+
+Invariants:
+- `send` is the transport's `write`. It is called for an exchange that has not ended, and those end when the
+  connection is lost, so it never meets a closed handle.
 """
 
 from __future__ import annotations
@@ -28,25 +26,19 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Final, cast
 
-import httptools
-
 from sluicegate_sidecar.http import heads
-from sluicegate_sidecar.http.chunked import ChunkedBody
 from sluicegate_sidecar.http.errors import Problem, problem
-from sluicegate_sidecar.http.exchange import Exchange
-from sluicegate_sidecar.http.interface import LocalReply
-from sluicegate_sidecar.http.request import split_request_line, understand
+from sluicegate_sidecar.http.reader import BUSY, CLOSED, HEAD, LINGER, TUNNEL, RequestReader
 from sluicegate_sidecar.http.tunnel import Tunnel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sluicegate_sidecar.http.engine import EngineConnection
+    from sluicegate_sidecar.http.exchange import Exchange
     from sluicegate_sidecar.http.server import Server
 
 log = logging.getLogger(__name__)
-
-HEAD, LENGTH, CHUNKED, BUSY, LINGER, TUNNEL, CLOSED = range(7)
-
-_HEAD_END: Final = b"\r\n\r\n"
 
 #: Linux tells a peer's FIN apart from data that waits before it; elsewhere it is seen once reading goes on.
 _RDHUP: Final = getattr(select, "POLLRDHUP", 0)
@@ -58,60 +50,31 @@ _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _LARGE_READ: Final = 64 * 1024
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(RequestReader):
     """See the module. Owned by the server's set of connections until it is lost."""
 
     __slots__ = (
-        "_ahead",
-        "_blank",
-        "_chunks",
         "_eof",
         "_exchange",
-        "_head",
-        "_head_seen",
-        "_headers",
-        "_incoming",
-        "_message_complete",
-        "_need",
-        "_parser",
-        "_phase_s",
-        "_read_paused",
-        "_reading",
         "_requests",
         "_tunnel",
         "active",
         "peer_host",
-        "server",
+        "read_paused",
+        "send",
         "since_s",
-        "state",
-        "transport",
-        "write_paused",
     )
 
     def __init__(self, server: Server) -> None:
-        self.server = server
-        self.transport: asyncio.Transport | None = None
+        super().__init__(server)
         self.peer_host = ""
-        self.state = HEAD
-        self.write_paused = False
+        self.send: Callable[[bytes], None]
         self.active = True  # for the sweep: bytes moved since the last one
         self.since_s = 0.0  # for the sweep: when bytes last moved
-        self._phase_s: float | None = None  # for the sweep: when this head or body began
-        self._parser: httptools.HttpRequestParser | None = None
         self._exchange: Exchange | None = None
         self._tunnel: Tunnel | None = None
-        self._blank = b""  # empty lines before a request
-        self._head = b""  # a head that is not whole yet
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._incoming: Exchange | None = None  # a request whose body is coming in
-        self._head_seen = False
-        self._message_complete = False
-        self._need = 0
-        self._chunks: ChunkedBody | None = None
-        self._ahead = b""
         self._eof = False
-        self._reading = False
-        self._read_paused = False
+        self.read_paused = False
         self._requests = 0
 
     # ---- asyncio.Protocol -----------------------------------------------------------------------------
@@ -119,6 +82,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client connected."""
         self.transport = cast(asyncio.Transport, transport)
+        self.send = self.transport.write
         self.transport.set_write_buffer_limits(self.server.limits.client_buffer_bytes)
         peer = transport.get_extra_info("peername")
         self.peer_host = peer[0] if isinstance(peer, tuple) else ""
@@ -181,58 +145,37 @@ class ClientConnection(asyncio.Protocol):
         elif self.state == HEAD and self._ahead:
             self._next()
 
-    # ---- httptools ------------------------------------------------------------------------------------
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header line, or a trailer: those are dropped."""
-        if not self._head_seen:
-            headers = self._headers
-            headers.append((name.lower(), value))
-            if len(headers) > self.server.limits.header_count:
-                raise problem("header_count")
-
-    def on_headers_complete(self) -> None:
-        """llhttp has read a head."""
-        self._head_seen = True
-
-    def on_message_complete(self) -> None:
-        """llhttp has read a request."""
-        self._message_complete = True
-
     # ---- for the exchange -----------------------------------------------------------------------------
 
-    def write(self, data: bytes) -> None:
-        """Send bytes of the response."""
-        if self.transport is not None:
-            self.transport.write(data)
-
     def keeps_alive(self, exchange: Exchange) -> bool:
-        """Whether the connection lives on after this exchange, as far as this end decides."""
-        most = self.server.limits.keepalive_requests
+        """Whether the connection lives on after this exchange."""
+        server = self.server
+        most = server.limits.keepalive_requests
         return (
             exchange.keepalive
-            and not self.server.draining
+            and not server.draining
             and not (self._eof and not self._ahead)
             and (most is None or self._requests < most)
         )
 
-    def reply(self, exchange: Exchange, reply: LocalReply) -> None:
-        """Send a response that the gate makes itself."""
+    def reply(self, exchange: Exchange, status: int, lines: bytes, body: bytes) -> None:
+        """Send a response that the gate makes itself; `lines` are its header lines."""
         if not self.keeps_alive(exchange):
             exchange.keepalive = False
-        self._write_reply(reply, heads.connection_line(exchange), exchange.method != b"HEAD")
+        connection = heads.connection_line(exchange)
+        self._write_reply(status, lines, connection, body, exchange.method != b"HEAD")
 
     def exchange_ended(self, exchange: Exchange) -> None:
         """The exchange is over and its response written: go on with the next, or close."""
         self._exchange = None
-        self.server.exchanges -= 1
+        server = self.server
+        server.exchanges -= 1
         if self.state != BUSY:
             return
-        self.active = True
         done = self._eof and not self._ahead
-        if exchange.keepalive and not done and not self.server.draining:
+        if exchange.keepalive and not done and not server.draining:
             self.state = HEAD
-            if not self._reading:
+            if self._ahead and not self._reading:
                 self._next()
         elif done or (exchange.asked_close and not self._ahead):
             self.close()
@@ -269,7 +212,7 @@ class ClientConnection(asyncio.Protocol):
 
     def has_left(self) -> bool:
         """Whether the client closed while the loop could not see it, because reading is paused."""
-        if not self._read_paused or self.transport is None or self.server.limits.half_close or not _RDHUP:
+        if not self.read_paused or self.transport is None or self.server.limits.half_close or not _RDHUP:
             return False
         poll = select.poll()
         poll.register(self.transport.get_extra_info("socket").fileno(), _RDHUP)
@@ -279,8 +222,7 @@ class ClientConnection(asyncio.Protocol):
 
     def open_tunnel(self, engine: EngineConnection) -> None:
         """From now on bytes go both ways as they are."""
-        exchange = cast(Exchange, self._exchange)
-        self._tunnel = tunnel = Tunnel(self, engine, exchange)
+        self._tunnel = tunnel = Tunnel(self, engine, cast("Exchange", self._exchange))
         self.state = TUNNEL
         engine.tunnel(tunnel)
         ahead = self._ahead
@@ -296,14 +238,14 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_reading(self) -> None:
         """Read no more until `resume_reading`."""
-        if self.transport is not None and not self._read_paused:
-            self._read_paused = True
+        if self.transport is not None and not self.read_paused:
+            self.read_paused = True
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Read on."""
-        if self.transport is not None and self._read_paused:
-            self._read_paused = False
+        if self.read_paused and self.transport is not None:
+            self.read_paused = False
             self.transport.resume_reading()
 
     # ---- for the server -------------------------------------------------------------------------------
@@ -318,30 +260,28 @@ class ClientConnection(asyncio.Protocol):
             self._phase_s = now_s
         quiet_s = now_s - self.since_s
         phase_s = now_s - self._phase_s
-        if self.state == BUSY:
-            if self._exchange is not None and (
-                (self.write_paused and quiet_s >= limits.stall_s) or self.has_left()
-            ):
+        state = self.state
+        if state == BUSY:
+            stalled = self.write_paused and quiet_s >= limits.stall_s
+            if self._exchange is not None and (stalled or self.has_left()):
                 self._exchange.client_gone()
-        elif self.state == HEAD:
-            if self.write_paused:
-                if quiet_s >= limits.stall_s:
-                    self.abort()
-            elif self._head:
-                if phase_s >= limits.header_s:
-                    self._refuse(problem("header_s"))
-            elif quiet_s >= limits.idle_s:
-                self.close()
-        elif self.state < BUSY:
-            if quiet_s >= limits.body_idle_s or phase_s >= limits.body_s:
-                self._refuse(problem("body_s"))
-        elif self.state == TUNNEL:
+        elif state == TUNNEL:
             if self._tunnel is not None:
                 self._tunnel.sweep(now_s, limits.tunnel_idle_s)
-        elif (phase_s if self.state == LINGER else quiet_s) >= (
-            limits.linger_s if self.state == LINGER else limits.stall_s
-        ):
-            self.abort()
+        elif state == LINGER:
+            if phase_s >= limits.linger_s:
+                self.abort()
+        elif state == CLOSED or (state == HEAD and self.write_paused):
+            if quiet_s >= limits.stall_s:
+                self.abort()
+        elif state != HEAD:
+            if quiet_s >= limits.body_idle_s or phase_s >= limits.body_s:
+                self._refuse(problem("body_s"))
+        elif self._head:
+            if phase_s >= limits.header_s:
+                self._refuse(problem("header_s"))
+        elif quiet_s >= limits.idle_s:
+            self.close()
 
     def drain(self) -> None:
         """Close if there is nothing in flight; a request under way is still answered, and then it closes."""
@@ -354,171 +294,20 @@ class ClientConnection(asyncio.Protocol):
             self._exchange.abort("the server is closed")
         self.abort()
 
-    # ---- reading --------------------------------------------------------------------------------------
-
-    def _read(self, data: bytes) -> None:
-        """Take in requests until one is whole, or the data is used up."""
-        self._reading = True
-        try:
-            while data and self.state < BUSY:
-                if self.state == HEAD:
-                    if self.write_paused:
-                        break
-                    data = self._read_head(data)
-                elif self.state == LENGTH:
-                    data = self._read_length(data)
-                else:
-                    data = self._read_chunked(data)
-        except Problem as found:
-            self._refuse(found)
-            return
-        finally:
-            self._reading = False
-        if data and self.state <= BUSY:
-            self._read_ahead(data)
-
-    def _read_head(self, data: bytes) -> bytes:
-        """Take in a head, or a part of it; return what follows it."""
-        before = len(self._head)
-        if before:
-            data = self._head + data
-        elif self._blank or data[0] in b"\r\n":
-            data = self._skip_blank(data)
-        at = data.find(_HEAD_END, max(0, before - 3))
-        end = at + 4 if at >= 0 else len(data)
-        if end > self.server.limits.header_bytes:
-            raise problem("header_bytes")
-        if at < 0:
-            if not before:
-                self._phase_s = None
-            self._head = data
-            if data:
-                self._feed(data[before:])
-            return b""
-        head = data[:end]
-        self._head = b""
-        self._feed(head[before:] if before else head)
-        rest = data[end:]
-        self._head_read(head, not rest)
-        return rest
-
-    def _skip_blank(self, data: bytes) -> bytes:
-        """Drop empty lines before a request: whole ones, and not many."""
-        data = self._blank + data
-        rest = data.lstrip(b"\r\n")
-        lead = data[: len(data) - len(rest)]
-        most = b"\r\n" * self.server.limits.leading_crlf
-        if not most.startswith(lead) or (rest and len(lead) % 2):
-            raise problem("bad_request")
-        self._blank = b"" if rest else lead
-        return rest
-
-    def _feed(self, data: bytes) -> None:
-        """Have llhttp read too."""
-        parser = self._parser
-        if parser is None:
-            parser = self._parser = httptools.HttpRequestParser(self)
-        try:
-            parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # Raised where the body would begin; from here on only our own reading counts for this request.
-            self._parser = None
-        except httptools.HttpParserCallbackError as error:
-            cause = error.__context__
-            raise (cause if isinstance(cause, Problem) else problem("bad_request")) from None
-        except httptools.HttpParserError:
-            kind = "bad_request" if self.state == HEAD else "bad_chunk"
-            raise problem(kind) from None
-
-    def _head_read(self, head: bytes, nothing_follows: bool) -> None:
-        """A head is whole: understand it, and go on to the body."""
-        if not self._head_seen:
-            raise problem("bad_request")
-        method, target, http10 = split_request_line(head[: head.index(b"\r\n")], self.server.limits)
-        headers = self._headers
-        if b" \r\n" in head or b"\t\r\n" in head:
-            headers = [(name, value.rstrip(b" \t")) for name, value in headers]
-        exchange = Exchange(self, method, target, headers, http10)
-        framing = understand(exchange, self.server.limits)
-        self._headers = []
-        self._phase_s = None
-        if framing.chunked:
-            self._chunks = ChunkedBody(self.server.limits)
-            self.state = CHUNKED
-        elif framing.length:
-            self._need = framing.length
-            self.state = LENGTH
-        else:
-            self._request_read(exchange)
-            return
-        self._incoming = exchange
-        if framing.expects_continue and nothing_follows:
-            self.write(heads.CONTINUE)
-
-    def _read_length(self, data: bytes) -> bytes:
-        """Take in a body of known length, or a part of it; return what follows it."""
-        need = self._need
-        if len(data) > need:
-            data, rest = data[:need], data[need:]
-        else:
-            rest = b""
-        if self._parser is not None:
-            self._feed(data)
-        exchange = cast(Exchange, self._incoming)
-        self._keep(exchange, data)
-        self._need = need - len(data)
-        if not self._need:
-            self._request_read(exchange)
-        return rest
-
-    def _read_chunked(self, data: bytes) -> bytes:
-        """Take in a chunked body, or a part of it; return what follows it."""
-        chunks = cast(ChunkedBody, self._chunks)
-        pieces: list[bytes] = []
-        used = chunks.feed(data, pieces)
-        if self._parser is not None:
-            self._feed(data[:used])
-        exchange = cast(Exchange, self._incoming)
-        for piece in pieces:
-            self._keep(exchange, piece)
-        if chunks.done:
-            self._chunks = None
-            self._request_read(exchange)
-        return data[used:]
-
-    def _keep(self, exchange: Exchange, piece: bytes) -> None:
-        server = self.server
-        exchange.add_piece(piece)
-        server.body_bytes += len(piece)
-        if server.body_bytes > server.limits.body_bytes_total:
-            raise problem("body_bytes_total")
+    # ---- inside ---------------------------------------------------------------------------------------
 
     def _request_read(self, exchange: Exchange) -> None:
         """A request is whole: over to the application."""
-        if self._parser is not None and not self._message_complete:
-            raise problem("bad_framing")
-        self._head_seen = self._message_complete = False
-        self._incoming = None
+        server = self.server
         self._exchange = exchange
         self._requests += 1
         self.state = BUSY
-        self.server.exchanges += 1
+        server.exchanges += 1
         try:
-            self.server.app.on_request(exchange)
+            server.app.on_request(exchange)
         except Exception:
             log.exception("on_request of the application failed")
             exchange.fail_application()
-
-    def _read_ahead(self, data: bytes) -> None:
-        """Keep what came before its turn, within bounds."""
-        server = self.server
-        self._ahead += data
-        server.body_bytes += len(data)
-        if (
-            server.body_bytes > server.limits.body_bytes_total
-            or len(self._ahead) >= server.limits.pipelined_bytes
-        ):
-            self.pause_reading()
 
     def _next(self) -> None:
         """Go on with what was read ahead."""
@@ -528,18 +317,11 @@ class ClientConnection(asyncio.Protocol):
         if ahead:
             self._read(ahead)
 
-    def _drop_ahead(self) -> None:
-        self.server.body_bytes -= len(self._ahead)
-        self._ahead = b""
-
     def _yield_turn(self) -> None:
         """Let other connections have a turn before the next read of a large body."""
-        if self.transport is not None and not self._read_paused and self.state < BUSY:
-            self._read_paused = True
-            self.transport.pause_reading()
+        if self.state < BUSY and not self.read_paused:
+            self.pause_reading()
             self.server.loop.call_soon(self.resume_reading)
-
-    # ---- refusing -------------------------------------------------------------------------------------
 
     def _refuse(self, found: Problem) -> None:
         """Answer a request that is not one, and close: what follows it on the connection has no meaning."""
@@ -550,25 +332,20 @@ class ClientConnection(asyncio.Protocol):
 
     def _write_problem(self, found: Problem) -> None:
         reply = heads.error_reply(found.status, found.message, found.kind)
-        self._write_reply(reply, b"connection: close\r\n", True)
+        lines = heads.lines(reply.headers)
+        self._write_reply(reply.status, lines, heads.CLOSE, reply.body, True)
         self.server.protocol_error(found.kind)
 
-    def _drop_unfinished(self) -> None:
-        if self._incoming is not None:
-            self._incoming.drop_body()
-            self._incoming = None
-
-    def _write_reply(self, reply: LocalReply, connection: bytes, content: bool) -> None:
-        status = reply.status
-        length = b"" if status in (204, 304) else b"content-length: %d\r\n" % len(reply.body)
-        head = b"%b%b%b%b%b\r\n" % (
-            heads.status_line(status),
-            heads.lines(reply.headers),
-            length,
-            self.server.date_line,
-            connection,
+    def _write_reply(self, status: int, lines: bytes, connection: bytes, body: bytes, content: bool) -> None:
+        date = self.server.date_line
+        start = heads.status_line(status)
+        if status in heads.NO_CONTENT:
+            self.send(b"%b%b%b%b\r\n" % (start, lines, date, connection))
+            return
+        self.send(
+            b"%b%b%b%bcontent-length: %d\r\n\r\n%b"
+            % (start, lines, date, connection, len(body), body if content else b"")
         )
-        self.write(head + reply.body if content and length else head)
 
     def _linger(self) -> None:
         """Stop sending, and read on for a while without listening.

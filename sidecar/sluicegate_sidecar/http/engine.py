@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 
+from sluicegate_sidecar.http.heads import HOP_BY_HOP, NO_CONTENT, PROTECTED, connection_tokens
 from sluicegate_sidecar.http.interface import End
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ _JOIN_BYTES: Final = 16 * 1024
 #: What makes an idle connection unfit: anything to read, and a peer that closed. POLLRDHUP is Linux's.
 _POLL_EVENTS: Final = select.POLLIN | getattr(select, "POLLRDHUP", 0)
 
-_NO_CONTENT: Final = (204, 304)
-
 
 class EngineConnection(asyncio.BufferedProtocol):
     """See the module. Made by the pool, and owned by it or by the exchange that it serves."""
@@ -45,13 +44,11 @@ class EngineConnection(asyncio.BufferedProtocol):
         "_body",
         "_complete",
         "_content",
-        "_dirty",
         "_head_bytes",
-        "_header_count",
         "_headers",
         "_interims",
         "_keep",
-        "_length",
+        "_lines",
         "_out",
         "_out_at",
         "_parser",
@@ -60,14 +57,16 @@ class EngineConnection(asyncio.BufferedProtocol):
         "_poll",
         "_pool",
         "_reason",
+        "_served",
         "_status",
         "_tunnel",
+        "_until_close",
         "_view",
+        "_whole",
         "_write_paused",
         "active",
         "exchange",
-        "received",
-        "served",
+        "on_body",
         "since_s",
         "transport",
     )
@@ -77,34 +76,36 @@ class EngineConnection(asyncio.BufferedProtocol):
         self._view = memoryview(pool.buffer)
         self.transport: asyncio.Transport | None = None
         self.exchange: Exchange | None = None
-        self.served = 0  # responses completed on this connection
         self.active = True  # for the sweep: something came since the last one
         self.since_s = 0.0  # for the sweep: when something last came
-        self._parser = httptools.HttpResponseParser(self)
+        self._served = False  # a response was completed on this connection
         self._tunnel: Tunnel | None = None
         self._paused = False
         self._write_paused = False
-        self._out: list[bytes] = []
-        self._out_at = 0
+        self._out: list[bytes] = []  # what is still to be written of a large request
+        self._out_at = 0  # and how far its first piece is
         self._poll = select.poll()
+        self._body: list[bytes] = []  # content that the parser found in this read
+        self.on_body = self._body.append  # the parser's callback: nothing but a note
+        self._parser = httptools.HttpResponseParser(self)
         self._reset()
 
     def _reset(self) -> None:
-        self.received = False  # a byte of a response came
-        self._body: list[bytes] = []
-        self._head_bytes = 0
-        self._interims: list[tuple[int, bytes, list[tuple[bytes, bytes]]]] = []
+        """Ready for the next response."""
+        self._head_bytes = 0  # bytes read before the final head was whole
+        self._interims: list[tuple[int, bytes, list[bytes]]] = []
         self._passed = False  # the final head was handed on
         self._complete = False
-        self._dirty = False
+        self._whole = 0  # pieces in `_body` when it was complete
         self._keep = False
+        self._until_close = False  # its end is the end of the connection
         self._begin()
 
     def _begin(self) -> None:
         self._status = 0
         self._reason = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._length: bytes | None = None
+        self._lines: list[bytes] = []
         self._content = False
 
     # ---- for the pool and the exchange ----------------------------------------------------------------
@@ -171,7 +172,7 @@ class EngineConnection(asyncio.BufferedProtocol):
         exchange = self.exchange
         if exchange is None:
             bound_s: float | None = limits.engine_idle_s
-        elif self.received or self._out:
+        elif self._head_bytes or self._out:
             bound_s = limits.inter_chunk_s
         else:
             bound_s = limits.first_byte_s
@@ -208,7 +209,6 @@ class EngineConnection(asyncio.BufferedProtocol):
         if self._tunnel is not None:
             self._tunnel.from_engine(bytes(view))
             return
-        self.received = True
         failed = False
         try:
             self._parser.feed_data(view)
@@ -219,7 +219,18 @@ class EngineConnection(asyncio.BufferedProtocol):
             failed = True
         if not self._passed and not self._pass_head(exchange, nbytes, failed):
             return
-        self._pass_body(exchange, failed)
+        pieces = self._body
+        if self._complete:
+            self._pass_end(exchange, pieces, failed)
+            return
+        if pieces:
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pieces.clear()
+            exchange.response_piece(data)
+        elif exchange.head_pending:
+            exchange.response_piece(b"")
+        if failed:
+            exchange.engine_failed(End.ENGINE_BAD_RESPONSE)
 
     def eof_received(self) -> bool:
         """The engine sends no more: the end of a response without a length, else a failure."""
@@ -254,9 +265,9 @@ class EngineConnection(asyncio.BufferedProtocol):
     # ---- httptools ------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """A response begins."""
+        """A response begins. One that nobody asked for ends the reading, and the connection."""
         if self._complete:
-            self._dirty = True
+            raise ValueError("a second response")
 
     def on_status(self, reason: bytes) -> None:
         """The reason phrase, perhaps in parts."""
@@ -264,10 +275,11 @@ class EngineConnection(asyncio.BufferedProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header line, or a trailer of a chunked response: those are dropped."""
-        if not self._content and not self._complete:
-            self._headers.append((name, value))
-            if len(self._headers) > self._pool.limits.header_count:
-                raise ValueError("too many header lines")
+        if not self._passed:
+            low = name.lower()
+            self._headers.append((low, value))
+            if low not in HOP_BY_HOP:
+                self._lines.append(b"%b: %b\r\n" % (name, value))
 
     def on_headers_complete(self) -> None:
         """A head is whole."""
@@ -279,78 +291,78 @@ class EngineConnection(asyncio.BufferedProtocol):
         elif status < 100:
             raise ValueError("no such status")
 
-    def on_body(self, data: bytes) -> None:
-        """A piece of content."""
-        if self._complete:
-            self._dirty = True
-        else:
-            self._body.append(data)
-
     def on_message_complete(self) -> None:
         """A response is whole."""
         if self._complete:
             return
         if 100 <= self._status < 200:
             if self._status != 101:
-                self._interims.append((self._status, self._reason, self._headers))
+                self._interims.append((self._status, self._reason, self._lines))
                 self._begin()
             return
         self._keep = self._parser.should_keep_alive()
         self._complete = True
+        self._whole = len(self._body)
 
     # ---- inside ---------------------------------------------------------------------------------------
 
     def _final_head(self, status: int) -> None:
-        chunked = False
-        for name, value in self._headers:
-            low = name.lower()
-            if low == b"content-length":
-                self._length = value.strip(b" \t")
-            elif low == b"transfer-encoding":
-                if value.strip(b" \t").lower() != b"chunked":
-                    raise ValueError("a transfer coding that was not asked for")
-                chunked = True
-        if self.exchange is not None and self.exchange.method == b"HEAD" and status not in _NO_CONTENT:
+        headers = self._headers
+        if len(headers) > self._pool.limits.header_count:
+            raise ValueError("too many header lines")
+        fields = dict(headers)
+        coding = fields.get(b"transfer-encoding")
+        if coding is not None and coding.rstrip(b" \t").lower() != b"chunked":
+            raise ValueError("a transfer coding that was not asked for")
+        if b"connection" in fields:
+            listed = connection_tokens(value for name, value in headers if name == b"connection")
+            self._drop_lines(listed - PROTECTED)
+        if status in NO_CONTENT:
+            if status == 204:
+                self._drop_lines(frozenset((b"content-length",)))
+            return
+        self._until_close = coding is None and b"content-length" not in fields
+        if self.exchange is not None and self.exchange.method == b"HEAD":
             # The parser does not know that no content follows, and waits for it: the head is all there is.
-            self._keep = self._parser.should_keep_alive() and (chunked or self._length is not None)
+            self._keep = self._parser.should_keep_alive() and not self._until_close
             self._complete = True
+            self._whole = len(self._body)
             self._parser = httptools.HttpResponseParser(self)
             return
-        self._content = status not in _NO_CONTENT
+        self._content = True
+
+    def _drop_lines(self, names: frozenset[bytes]) -> None:
+        self._lines = [line for line in self._lines if line[: line.index(b":")].lower() not in names]
 
     def _pass_head(self, exchange: Exchange, nbytes: int, failed: bool) -> bool:
         """Hand on what there is of heads; True when the final one was among it."""
         self._head_bytes += nbytes
-        for status, reason, headers in self._interims:
-            exchange.interim(status, reason, headers)
-        self._interims = []
-        if self._status >= 200 and (self._content or self._complete):
+        if self._interims:
+            for status, reason, lines in self._interims:
+                exchange.interim(status, reason, lines)
+            self._interims = []
+        if self._content or self._complete:
             self._passed = True
-            exchange.response_head(
-                self._status, self._reason, self._headers, length=self._length, content=self._content
-            )
+            framed = not self._content or b"content-length" in dict(self._headers)
+            exchange.response_head(self._status, self._reason, self._headers, self._lines, framed)
             return not exchange.ended
         if failed or self._status == 101 or self._head_bytes > self._pool.limits.header_bytes:
             exchange.engine_failed(End.ENGINE_BAD_RESPONSE)
         return False
 
-    def _pass_body(self, exchange: Exchange, failed: bool) -> None:
-        pieces = self._body
+    def _pass_end(self, exchange: Exchange, pieces: list[bytes], failed: bool) -> None:
+        """The response is whole: make the connection free, then hand on the end."""
+        whole = self._whole
+        reuse = self._keep and not failed and not self._out and len(pieces) == whole
+        del pieces[whole:]
         data = b""
         if pieces:
-            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            data = pieces[0] if whole == 1 else b"".join(pieces)
             pieces.clear()
-        if self._complete:
-            reuse = self._keep and not self._dirty and not failed and not self._out
-            self.exchange = None
-            self.served += 1
-            self._finish(reuse)
-            exchange.response_body(data, True)
-        else:
-            if data or exchange.head_pending:
-                exchange.response_body(data, False)
-            if failed and not exchange.ended:
-                exchange.engine_failed(End.ENGINE_BAD_RESPONSE)
+        self.exchange = None
+        self._served = True
+        self._finish(reuse)
+        exchange.response_end(data)
 
     def _finish(self, reuse: bool) -> None:
         if reuse:
@@ -362,7 +374,7 @@ class EngineConnection(asyncio.BufferedProtocol):
             self.discard()
 
     def _upgrade(self, exchange: Exchange, rest: bytes) -> None:
-        if self._status != 101 or not exchange.switch(self, self._reason, self._headers):
+        if self._status != 101 or not exchange.switch(self, self._reason, self._headers, self._lines):
             exchange.engine_failed(End.ENGINE_BAD_RESPONSE)
         elif rest and self._tunnel is not None:
             self._tunnel.from_engine(rest)
@@ -374,20 +386,14 @@ class EngineConnection(asyncio.BufferedProtocol):
         self._out = []
         if exchange is None or exchange.ended:
             return
-        if self._passed:
-            if clean and self._content and self._length is None and not self._chunked():
-                exchange.response_body(b"", True)
-            else:
-                exchange.engine_failed(End.ENGINE_RESET_MIDSTREAM)
-        elif self.received:
+        if self._passed and self._until_close and clean:
+            exchange.response_end(b"")
+        elif self._head_bytes:
             exchange.engine_failed(End.ENGINE_RESET_MIDSTREAM)
-        elif self.served and exchange.may_retry():
+        elif self._served and exchange.may_retry():
             self._pool.retry(exchange)
         else:
             exchange.engine_failed(End.ENGINE_RESET_EARLY)
-
-    def _chunked(self) -> bool:
-        return any(name.lower() == b"transfer-encoding" for name, _ in self._headers)
 
     def _pump(self) -> None:
         """Write the next part of a large request, then let others have a turn."""

@@ -9,8 +9,8 @@ Invariants:
   connection turns out to have been closed: only if that connection had served before and not one byte came.
 - What an application callback raises is logged and goes no further; a listener that raised while the response
   passed hears nothing more of it but the end.
-- No byte of a second response head is ever written: a failure after the head cuts the connection, so that the
-  client sees an incomplete message.
+- No byte of a second response is ever written: a failure after the head was written cuts the connection, so
+  that the client sees an incomplete message.
 
 Framing of the response is ours (see `_frame`); its content and its other headers are the engine's, unchanged.
 """
@@ -18,7 +18,7 @@ Framing of the response is ours (see `_frame`); its content and its other header
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from sluicegate_sidecar.http import heads
@@ -36,8 +36,9 @@ _WAITING, _FORWARDED, _ENDED = range(3)
 #: times the body.
 _MERGE_BYTES: Final = 16 * 1024
 
-#: Chunk-size lines of the sizes that one read from the engine can have, made once: cheaper than formatting.
+#: Chunk-size lines of the sizes that streams have, made once: cheaper than formatting.
 _SIZE_LINES: Final = tuple(b"%x\r\n" % size for size in range(4096))
+_SIZES: Final = len(_SIZE_LINES)
 
 
 class Exchange:
@@ -50,24 +51,24 @@ class Exchange:
             engine will be asked for.
         headers: all header lines of the request in order, names in lower case.
         upgrade: the protocol that the client asks to switch to, or None.
-        peer_host: address of the client's end of the connection.
         listener: hears of the response; set it before giving a command.
     """
 
     __slots__ = (
-        "_body_bytes",
         "_chunked",
         "_client",
         "_engine",
         "_extra_headers",
         "_fields",
         "_head",
-        "_muted",
+        "_hear",
         "_pieces",
         "_response_headers",
         "_retried",
         "_state",
         "asked_close",
+        "body_bytes",
+        "expects_continue",
         "head_sent",
         "headers",
         "http10",
@@ -77,7 +78,6 @@ class Exchange:
         "method",
         "origin",
         "path",
-        "peer_host",
         "target",
         "upgrade",
     )
@@ -88,7 +88,7 @@ class Exchange:
         method: bytes,
         target: bytes,
         headers: list[tuple[bytes, bytes]],
-        http10: bool,
+        fields: dict[bytes, bytes],
     ) -> None:
         self._client = client
         self.method = method
@@ -96,27 +96,35 @@ class Exchange:
         self.origin = target  # what the engine is asked for: the target in origin-form
         self.path = target
         self.headers = headers
-        self._fields: dict[bytes, bytes] = {}
-        self.listed: frozenset[bytes] | None = None  # names that Connection lists, beyond the usual
-        self.http10 = http10
+        self._fields = fields
+        self.listener: ExchangeListener | None = None
+        # What the head says, beyond the usual.
+        self.http10 = False
         self.keepalive = True  # the connection lives on after this exchange
         self.asked_close = False  # the client wants it closed
+        self.expects_continue = False
+        self.listed: frozenset[bytes] | None = None  # names that Connection lists
         self.upgrade: bytes | None = None
-        self.peer_host = client.peer_host
-        self.listener: ExchangeListener | None = None
-        self._pieces: list[bytes] = []
-        self._body_bytes = 0
+        # Where it stands.
         self._state = _WAITING
+        self._pieces: list[bytes] = []
+        self.body_bytes = 0
         self._engine: EngineConnection | None = None
         self._retried = False
-        self._muted = False
-        self._head = b""  # response head not yet written: it goes out with the first piece of content
-        self.head_sent = False  # a final response has begun, or is in `_head`
-        self._chunked = False
         self._extra_headers: Headers = ()
         self._response_headers: Headers = ()
+        # The response.
+        self.head_sent = False  # a final response has begun, or is in `_head`
+        self._head = b""  # not yet written: it goes out with the first content, where that came with it
+        self._chunked = False
+        self._hear: Callable[[bytes], None] | None = None  # the listener's `on_response_body`
 
     # ---- for the application -------------------------------------------------------------------------
+
+    @property
+    def peer_host(self) -> str:
+        """Address of the client's end of the connection."""
+        return self._client.peer_host
 
     def header(self, name: bytes) -> bytes | None:
         """The value of the first header line of that (lower-case) name."""
@@ -124,18 +132,16 @@ class Exchange:
 
     @property
     def body(self) -> bytes:
-        """The whole body, joined on first use. Empty once a response has begun: it is let go then."""
+        """The whole body, joined on first use. Empty once a response has begun: it is let go then.
+
+        Its length stays known: `body_bytes`.
+        """
         pieces = self._pieces
         if len(pieces) != 1:
             if not pieces:
                 return b""
             pieces[:] = (b"".join(pieces),)
         return pieces[0]
-
-    @property
-    def body_bytes(self) -> int:
-        """Length of the body."""
-        return self._body_bytes
 
     @property
     def ended(self) -> bool:
@@ -153,18 +159,20 @@ class Exchange:
             RuntimeError: the exchange was already answered or handed over.
             ValueError: a header holds a byte that would break the head.
         """
-        self._expect(_WAITING)
+        if self._state != _WAITING:
+            raise RuntimeError("the exchange was already answered or handed over")
         if extra_headers:
-            heads.check_headers(extra_headers)
+            heads.lines(extra_headers)
+            self._extra_headers = extra_headers
         if response_headers:
-            heads.check_headers(response_headers)
-        if self._client.has_left():
+            heads.lines(response_headers)
+            self._response_headers = response_headers
+        client = self._client
+        if client.read_paused and client.has_left():
             self.client_gone()
             return
         self._state = _FORWARDED
-        self._extra_headers = extra_headers
-        self._response_headers = response_headers
-        self._client.server.pool.serve(self)
+        client.server.pool.serve(self)
 
     def refuse(self, status: int, headers: Headers = (), body: bytes = b"") -> None:
         """Answer from here. The connection lives on.
@@ -173,9 +181,9 @@ class Exchange:
             RuntimeError: the exchange was already answered or handed over.
             ValueError: a header holds a byte that would break the head.
         """
-        self._expect(_WAITING)
-        heads.check_headers(headers)
-        self._reply(LocalReply(status, headers, body), End.REFUSED)
+        if self._state != _WAITING:
+            raise RuntimeError("the exchange was already answered or handed over")
+        self._reply(status, heads.lines(headers), body, End.REFUSED)
 
     def abort(self, reason: str) -> None:
         """Take the request back, whatever its state; the engine's connection is closed at once.
@@ -189,24 +197,25 @@ class Exchange:
 
     # ---- for the client connection --------------------------------------------------------------------
 
+    def replace_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Other header lines than were received."""
+        self.headers = headers
+        self._fields = dict(reversed(headers))
+
     def add_piece(self, piece: bytes) -> None:
         """Keep a piece of the body. Small pieces are merged, so that a dripping sender costs what it sends."""
         pieces = self._pieces
-        self._body_bytes += len(piece)
+        self.body_bytes += len(piece)
         if pieces and len(pieces[-1]) + len(piece) <= _MERGE_BYTES:
             pieces[-1] += piece
         else:
             pieces.append(piece)
 
-    def set_fields(self, fields: dict[bytes, bytes]) -> None:
-        """Header name -> first value."""
-        self._fields = fields
-
     def drop_body(self) -> None:
         """Let the body go."""
         pieces = self._pieces
         if pieces:
-            self._client.server.body_bytes -= sum(map(len, pieces))
+            self._client.server.body_bytes -= self.body_bytes
             self._pieces = []
 
     def client_gone(self) -> None:
@@ -226,26 +235,31 @@ class Exchange:
         if self._engine is not None:
             self._engine.resume()
 
+    def fail_application(self) -> None:
+        """The application raised before it gave a command."""
+        if self._state == _WAITING:
+            reply = heads.error_reply(500, "the gate failed on this request", "internal_error")
+            self._reply(reply.status, heads.lines(reply.headers), reply.body, End.ABORTED)
+
     # ---- for the engine connection and the pool -------------------------------------------------------
 
     def request_head(self) -> bytes:
         """The head of the request to the engine."""
-        headers: Sequence[tuple[bytes, bytes]] = self.headers
-        stops: frozenset[bytes] | set[bytes] = heads.REQUEST_STOPS
+        stops = heads.REQUEST_STOPS
         if self.listed:
-            stops = stops | self.listed
+            stops |= self.listed
         if self._extra_headers:
-            stops = stops | {name.lower() for name, _ in self._extra_headers}
-        parts = [b"%b %b HTTP/1.1\r\n" % (self.method, self.origin)]
-        parts += [b"%b: %b\r\n" % header for header in headers if header[0] not in stops]
+            stops |= {name.lower() for name, _ in self._extra_headers}
+        lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] not in stops]
         if self._extra_headers:
-            parts.append(heads.lines(self._extra_headers))
-        if self._body_bytes or self.method in heads.BODY_EXPECTED or b"content-length" in self._fields:
-            parts.append(b"content-length: %d\r\n" % self._body_bytes)
+            lines.append(heads.lines(self._extra_headers))
+        if b"host" not in self._fields:
+            lines.append(b"host: %b\r\n" % self._client.server.pool.authority)
         if self.upgrade is not None:
-            parts.append(b"connection: upgrade\r\nupgrade: %b\r\n" % self.upgrade)
-        parts.append(b"\r\n")
-        return b"".join(parts)
+            lines.append(b"connection: upgrade\r\nupgrade: %b\r\n" % self.upgrade)
+        if self.body_bytes or self.method in heads.BODY_EXPECTED or b"content-length" in self._fields:
+            lines.append(b"content-length: %d\r\n" % self.body_bytes)
+        return b"%b %b HTTP/1.1\r\n%b\r\n" % (self.method, self.origin, b"".join(lines))
 
     def body_pieces(self) -> list[bytes]:
         """The body as it was read."""
@@ -270,90 +284,71 @@ class Exchange:
         """A response head waits to be written, with the content that came with it if there is any."""
         return bool(self._head)
 
-    def interim(self, status: int, reason: bytes, headers: Headers) -> None:
+    def interim(self, status: int, reason: bytes, lines: list[bytes]) -> None:
         """An informational response: 100 ends here (the gate has answered it), others pass to HTTP/1.1."""
         if status != 100 and not self.http10 and self._state == _FORWARDED:
-            lines = heads.lines([header for header in headers if header[0].lower() not in heads.HOP_BY_HOP])
-            self._client.write(b"HTTP/1.1 %d %b\r\n%b\r\n" % (status, reason, lines))
+            self._client.send(b"HTTP/1.1 %d %b\r\n%b\r\n" % (status, reason, b"".join(lines)))
 
     def response_head(
-        self, status: int, reason: bytes, headers: Headers, *, length: bytes | None, content: bool
+        self, status: int, reason: bytes, headers: Headers, lines: list[bytes], framed: bool
     ) -> None:
         """The final response begins.
 
         Args:
-            status, reason, headers: as the engine sent them.
-            length: its Content-Length, or None.
-            content: whether content may follow.
+            status: its code.
+            reason: its phrase.
+            headers: all header lines, names in lower case.
+            lines: those that pass, as they came.
+            framed: whether its end is known without ours: it has a length, or no content at all.
         """
-        self.drop_body()
-        self.head_sent = True
-        lowered = [(name.lower(), value) for name, value in headers]
-        self._tell_head(status, lowered)
-        if self._state == _ENDED:
-            return
-        stops: set[bytes] | frozenset[bytes] = heads.HOP_BY_HOP
-        for name, value in lowered:
-            if name == b"connection":
-                stops = stops | (heads.connection_tokens((value,)) - heads.PROTECTED)
-        if self._response_headers:
-            stops = stops | {name.lower() for name, _ in self._response_headers}
-        if status == 204:
-            stops = stops | {b"content-length"}
-        parts = [b"HTTP/1.1 %d %b\r\n" % (status, reason)]
-        parts += [
-            b"%b: %b\r\n" % header
-            for header, low in zip(headers, lowered, strict=True)
-            if low[0] not in stops
-        ]
-        if self._response_headers:
-            parts.append(heads.lines(self._response_headers))
-        parts.append(self._frame(length, content))
-        self._head = b"".join(parts)
+        block = self._begin(status, headers, lines)
+        if self._state != _ENDED:
+            self._head = b"HTTP/1.1 %d %b\r\n%b%b\r\n" % (status, reason, block, self._frame(framed))
 
-    def response_body(self, data: bytes, last: bool) -> None:
-        """Content of the response, at most one piece a read; `last` with the end of the message."""
-        if last:
-            self._engine = None  # it may serve the next exchange already
+    def response_piece(self, data: bytes) -> None:
+        """Content of the response, in pieces as they were read; with the head, or the head alone (empty)."""
         if data:
-            listener = self.listener
-            if listener is not None and not self._muted:
-                try:
-                    listener.on_response_body(data)
-                except Exception:
-                    log.exception("on_response_body of the application failed")
-                    self._muted = True
+            if self._hear is not None:
+                self._tell(data)
                 if self._state == _ENDED:
                     return
             if self._chunked:
                 size = len(data)
-                line = _SIZE_LINES[size] if size < 4096 else b"%x\r\n" % size
-                data = line + data + (b"\r\n0\r\n\r\n" if last else b"\r\n")
-        elif last and self._chunked:
-            data = heads.LAST_CHUNK
+                line = _SIZE_LINES[size] if size < _SIZES else b"%x\r\n" % size
+                data = line + data + b"\r\n"
+        if self._head:
+            data = self._head + data
+            self._head = b""
+        self._client.send(data)
+
+    def response_end(self, data: bytes) -> None:
+        """The last content of the response, if there is any, and the end of it."""
+        self._engine = None  # it may serve the next exchange already
+        if data and self._hear is not None:
+            self._tell(data)
+            if self._state == _ENDED:
+                return
+        if self._chunked:
+            data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else heads.LAST_CHUNK
         if self._head:
             data = self._head + data
             self._head = b""
         if data:
-            self._client.write(data)
-        if last:
-            self._end(End.COMPLETE)
+            self._client.send(data)
+        self._end(End.COMPLETE)
 
-    def switch(self, engine: EngineConnection, reason: bytes, headers: Headers) -> bool:
+    def switch(self, engine: EngineConnection, reason: bytes, headers: Headers, lines: list[bytes]) -> bool:
         """The engine answered 101: tell the client; False where the client had not asked for it."""
-        if self.upgrade is None or self._state != _FORWARDED:
+        upgrade = [value for name, value in headers if name == b"upgrade"]
+        if self.upgrade is None or self._state != _FORWARDED or len(upgrade) != 1:
             return False
-        self.drop_body()
-        self.head_sent = True
-        lowered = [(name.lower(), value) for name, value in headers]
-        self._tell_head(101, lowered)
-        if self._state == _ENDED:
-            return True
-        self._client.write(
-            b"HTTP/1.1 101 %b\r\n%b%b\r\n"
-            % (reason, heads.lines(headers), heads.lines(self._response_headers))
-        )
-        self._client.open_tunnel(engine)
+        block = self._begin(101, headers, lines)
+        if self._state != _ENDED:
+            self._client.send(
+                b"HTTP/1.1 101 %b\r\n%bconnection: upgrade\r\nupgrade: %b\r\n\r\n"
+                % (reason, block, upgrade[0])
+            )
+            self._client.open_tunnel(engine)
         return True
 
     def tunnel_closed(self) -> None:
@@ -369,25 +364,45 @@ class Exchange:
 
     # ---- inside ---------------------------------------------------------------------------------------
 
-    def _expect(self, state: int) -> None:
-        if self._state != state:
-            raise RuntimeError("the exchange was already answered or handed over")
+    def _begin(self, status: int, headers: Headers, lines: list[bytes]) -> bytes:
+        """A response begins: tell the listener; return the lines of its head that are not ours."""
+        self.drop_body()
+        self.head_sent = True
+        listener = self.listener
+        if listener is not None:
+            self._hear = listener.on_response_body
+            try:
+                listener.on_response_head(status, headers)
+            except Exception:
+                log.exception("on_response_head of the application failed")
+                self._hear = None
+        if self._response_headers:
+            named = {name.lower() for name, _ in self._response_headers}
+            lines = [line for line in lines if line[: line.index(b":")].lower() not in named]
+            lines.append(heads.lines(self._response_headers))
+        return b"".join(lines)
 
-    def _frame(self, length: bytes | None, content: bool) -> bytes:
+    def _frame(self, framed: bool) -> bytes:
         """The last lines of the response's head: how its end is known, and what becomes of the connection.
 
         A length stays what it was. Without one: chunks for HTTP/1.1, the end of the connection for 1.0.
         """
-        client = self._client
-        if content and length is None:
+        if not framed:
             if self.http10:
                 self.keepalive = False
             else:
                 self._chunked = True
-        if not client.keeps_alive(self):
+        if not self._client.keeps_alive(self):
             self.keepalive = False
-        connection = heads.connection_line(self)
-        return connection + (b"transfer-encoding: chunked\r\n\r\n" if self._chunked else b"\r\n")
+        line = heads.connection_line(self)
+        return line + b"transfer-encoding: chunked\r\n" if self._chunked else line
+
+    def _tell(self, data: bytes) -> None:
+        try:
+            self._hear(data)  # type: ignore[misc]  # the caller has looked
+        except Exception:
+            log.exception("on_response_body of the application failed")
+            self._hear = None
 
     def _fail(self, end: End) -> None:
         """End with a reply of our own where the client has seen none yet, else cut the response short."""
@@ -396,38 +411,25 @@ class Exchange:
             self._client.cut(reset=self.http10 and not self._chunked)
             self._end(end)
             return
-        reply = None
+        reply, lines = self._failure_reply(end)
+        if self._state != _ENDED:
+            self._head = b""
+            self._reply(reply.status, lines, reply.body, end)
+
+    def _failure_reply(self, end: End) -> tuple[LocalReply, bytes]:
         if self.listener is not None:
             try:
                 reply = self.listener.failure_reply(end)
-                heads.check_headers(reply.headers)
+                return reply, heads.lines(reply.headers)
             except Exception:
                 log.exception("failure_reply of the application failed")
-                self._muted = True
-                reply = None
-        if self._state != _ENDED:
-            self._reply(reply or heads.failure_reply(end), end)
+        reply = heads.failure_reply(end)
+        return reply, heads.lines(reply.headers)
 
-    def _reply(self, reply: LocalReply, end: End) -> None:
+    def _reply(self, status: int, lines: bytes, body: bytes, end: End) -> None:
         self.head_sent = True
-        self._head = b""
-        self._client.reply(self, reply)
+        self._client.reply(self, status, lines, body)
         self._end(end)
-
-    def fail_application(self) -> None:
-        """The application raised before it gave a command."""
-        if self._state == _WAITING:
-            self._reply(
-                heads.error_reply(500, "the gate failed on this request", "internal_error"), End.ABORTED
-            )
-
-    def _tell_head(self, status: int, headers: Headers) -> None:
-        if self.listener is not None and not self._muted:
-            try:
-                self.listener.on_response_head(status, headers)
-            except Exception:
-                log.exception("on_response_head of the application failed")
-                self._muted = True
 
     def _drop_engine(self) -> None:
         engine, self._engine = self._engine, None
@@ -438,11 +440,11 @@ class Exchange:
         if self._state == _ENDED:
             raise AssertionError("an exchange ends once")
         self._state = _ENDED
+        self._hear = None
         self.drop_body()
         if self.listener is not None:
             try:
                 self.listener.on_end(end)
             except Exception:
                 log.exception("on_end of the application failed")
-                self._muted = True
         self._client.exchange_ended(self)

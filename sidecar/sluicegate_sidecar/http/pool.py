@@ -24,6 +24,7 @@ class Pool:
     Attributes:
         retries: requests sent again because an idle connection had been closed by the engine.
         connects: connections made, or tried.
+        authority: the engine's host and port, for requests that name none.
         stale: idle connections found closed before they were used.
     """
 
@@ -34,6 +35,8 @@ class Pool:
         self.retries = 0
         self.connects = 0
         self.stale = 0
+        named = f"[{host}]" if ":" in host else host
+        self.authority = f"{named}:{port}".encode("ascii", "replace")
         self._host = host
         self._port = port
         self._idle: list[EngineConnection] = []

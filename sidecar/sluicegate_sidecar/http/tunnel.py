@@ -48,7 +48,7 @@ class Tunnel:
         """Bytes for the client."""
         self.active = True
         if self._open:
-            self._client.write(data)
+            self._client.send(data)
 
     def client_eof(self) -> bool:
         """The client sends no more; True to keep its connection for the other direction."""
