@@ -28,7 +28,10 @@ PLAIN_EVERY_S = 5.0
 WINDOW_S = 10.0
 """Over which the TTFTs of the live view are taken: long enough for a few requests, short enough to move."""
 
-SPARK_SECONDS = 30
+SPARK_SECONDS = 20
+SPARK_FROM_COLUMNS = 110
+"""Narrower terminals go without the spark line: every number fits in 80 columns."""
+
 SPARK_LEVELS = "▁▂▃▄▅▆▇█"
 
 
@@ -174,25 +177,29 @@ class LiveView(View):
 
     def _frame(self, replay: Replay, title: str, goals: Goals, seconds: float) -> Panel:
         now_s = replay.now_s()
-        shown = Table(box=None, pad_edge=False, header_style="dim", expand=False)
-        shown.add_column("class")
+        shown = Table(box=None, pad_edge=False, padding=(0, 1), collapse_padding=True, header_style="dim")
+        spark = self.console.width >= SPARK_FROM_COLUMNS
+        shown.add_column("class", no_wrap=True)
         for heading in ("offered", "in SLO", "waiting", "streams", "refused", "gave up", "TTFT p50", "p95"):
-            shown.add_column(heading, justify="right", min_width=7)
-        shown.add_column(f"in SLO, last {SPARK_SECONDS} s", min_width=SPARK_SECONDS, no_wrap=True)
+            shown.add_column(heading, justify="right", no_wrap=True)
+        if spark:
+            shown.add_column(f"in SLO, last {SPARK_SECONDS} s", min_width=SPARK_SECONDS, no_wrap=True)
         for name, one in snapshot(replay.records, goals, now_s).items():
             slo_s = goals[name].ttft_s if name in goals else None
-            shown.add_row(
+            cells = [
                 Text(name, style="bold" if name == TOTAL else ""),
-                str(one.offered),
+                Text(str(one.offered)),
                 Text(str(one.in_slo), style="green"),
-                str(one.waiting),
-                str(one.streaming),
-                str(one.refused),
-                str(one.gave_up),
+                Text(str(one.waiting)),
+                Text(str(one.streaming)),
+                Text(str(one.refused)),
+                Text(str(one.gave_up)),
                 _against(one.ttft_p50_s, slo_s),
                 _against(one.ttft_p95_s, slo_s),
-                Text(one.spark.rjust(SPARK_SECONDS), style="green"),
-            )
+            ]
+            if spark:
+                cells.append(Text(one.spark.rjust(SPARK_SECONDS), style="green"))
+            shown.add_row(*cells)
         done = min(1.0, now_s / seconds)
         bar = Text("━" * round(done * 40), style="cyan") + Text("━" * (40 - round(done * 40)), style="dim")
         phase = f"  {now_s:5.1f} s of {seconds:.0f} s" if now_s < seconds else f"  {now_s:5.1f} s, draining"
