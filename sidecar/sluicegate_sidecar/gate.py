@@ -102,6 +102,7 @@ class Passage:
             reason = _FAILURES[end]
             if end is End.ENGINE_REFUSED:
                 gate.controller.engine.status = EngineStatus.DOWN
+                gate.on_engine_refused()
             gate.watcher.failed(request, reason)
             gate.apply(gate.controller.fail(now, request, reason, self._truth()))
 
@@ -179,6 +180,8 @@ class Gate:
         self.ungated = 0
         self.protocol_errors: Counter[str] = Counter()
         self.generation = 1
+        #: Called when a request could not reach the engine: whoever watches the engine should look again.
+        self.on_engine_refused: Callable[[], None] = lambda: None
         self._salt = client_salt
         self._classifier = Classifier(policy, salt=client_salt)
         self._id_prefix = secrets.token_hex(6).encode()

@@ -164,6 +164,7 @@ class EngineProbe:
         self._listener = on_observation
         self._timing = timing
         self._late = 0  # answers in a row that were late
+        self._look_now = asyncio.Event()
         # Of this start of the engine: which one it is, what it says of its constants.
         self._detected = False
         self._info: EngineReading | None = None
@@ -179,12 +180,28 @@ class EngineProbe:
                 self._detected, self._info, self._metrics_at_s = False, None, 0.0
             elif not self._late:
                 await self._read()
-            await asyncio.sleep(self._timing.up_s if status is EngineStatus.UP else self._timing.down_s)
+            await self._pause(self._timing.up_s if status is EngineStatus.UP else self._timing.down_s)
+
+    def doubt(self) -> None:
+        """Take it that the engine is down, because a request could not reach it, and look at once.
+
+        What is found is news then, even where nothing between two looks has seen the engine away.
+        """
+        self.last = self.last._replace(status=EngineStatus.DOWN, fresh=False)
+        self._detected, self._info, self._metrics_at_s = False, None, 0.0
+        self._look_now.set()
 
     def age_s(self) -> float | None:
         """Return how old the last reading is, in seconds; None if there is none."""
         at = self.last.reading_at_s
         return None if at is None else asyncio.get_running_loop().time() - at
+
+    async def _pause(self, pause_s: float) -> None:
+        """Until the next look is due."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._look_now.wait()
+        self._look_now.clear()
 
     def _tell(self, observation: Observation) -> None:
         self.last = observation

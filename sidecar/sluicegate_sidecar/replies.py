@@ -29,6 +29,7 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.ENGINE_RESET_EARLY: "The inference engine closed the connection before it answered.",
     Reason.ENGINE_HUNG: "The inference engine did not answer in time.",
     Reason.ENGINE_BAD_RESPONSE: "The inference engine's answer was not valid HTTP.",
+    Reason.ABORTED: "This replica took the request back before the inference engine answered.",
 }
 
 #: Status of a failure of the engine, where no byte of an answer has gone out.
@@ -37,6 +38,7 @@ FAILURE_STATUS: Final[dict[Reason, int]] = {
     Reason.ENGINE_RESET_EARLY: 502,
     Reason.ENGINE_HUNG: 504,
     Reason.ENGINE_BAD_RESPONSE: 502,
+    Reason.ABORTED: 503,
 }
 
 

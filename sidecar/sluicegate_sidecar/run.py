@@ -41,6 +41,8 @@ DRAIN_POLL_S: Final = 0.05
 #: Allocations between two young collections: requests are freed by counting, and a collection at each 700th
 #: costs 2 % of the work for nothing.
 GC_THRESHOLD: Final = 20_000
+#: What clients get after a drain to take the ends of their answers, s: those are written, but may not be sent.
+CLOSE_GRACE_S: Final = 2.0
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 
@@ -69,6 +71,7 @@ class Process:
         )
         self.server: Server | None = None
         self.admin: AdminServer | None = None
+        self._probing: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._stop_now = asyncio.Event()
 
@@ -89,8 +92,8 @@ class Process:
         log.info("listening on %s, engine at %s", listening, upstream, extra={"address": listening})
         print(f"sluicegate: listening on http://{listening}", flush=True)
 
-        probe = EngineProbe(upstream.host, upstream.port, gate.controller.policy.engine, self._observed)
-        tasks = [asyncio.create_task(probe.run()), asyncio.create_task(self._watch_policy())]
+        self._probing = self._probe_engine()
+        watching = asyncio.create_task(self._watch_policy())
         try:
             if settings.admin is not None:
                 self.admin = await start_admin(self, settings.admin)
@@ -102,10 +105,10 @@ class Process:
             await self._stopping.wait()
             await self.drain(settings.drain_timeout_s)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self.server.close()
+            watching.cancel()
+            self._probing.cancel()
+            await asyncio.gather(watching, self._probing, return_exceptions=True)
+            await self.server.close(0.0 if gate.in_flight else CLOSE_GRACE_S)
             if self.admin is not None:
                 await self.admin.close()
             self.watcher.summarise()
@@ -145,6 +148,13 @@ class Process:
 
     # What comes in from beside the traffic.
 
+    def _probe_engine(self) -> asyncio.Task[None]:
+        """Start to watch the engine, as the policy in force describes it."""
+        upstream = self.settings.upstream
+        probe = EngineProbe(upstream.host, upstream.port, self.gate.controller.policy.engine, self._observed)
+        self.gate.on_engine_refused = probe.doubt
+        return asyncio.create_task(probe.run())
+
     def _observed(self, seen: Observation) -> None:
         """The probe has looked at the engine."""
         gate = self.gate
@@ -176,7 +186,11 @@ class Process:
                 self.reload.problems = tuple(str(problem) for problem in news.problems)
                 log.error("policy refused, the last good one stays in force: %s", news)
                 continue
+            engine = self.gate.controller.policy.engine
             self.gate.reconfigure(news)
+            if news.engine != engine and self._probing is not None:
+                self._probing.cancel()
+                self._probing = self._probe_engine()
             self.reload = ReloadState(
                 generation=self.gate.generation,
                 content_hash=self.policy_file.content_hash,
