@@ -38,7 +38,8 @@ from sluicegate_core.vocabulary import EngineStatus, Hold, Outcome, Reason
 #: While somebody waits, hand-over is tried again after so long without an event: several times within the
 #: window of the measured gap.
 LOOK_AGAIN_S: Final = 0.02
-#: Lessons about lengths and holding times are taken at most this often: a hundred a second teach as well as all.
+#: Lessons (lengths, holding times; service apart) are taken at most this often: a hundred a second teach as well
+#: as all of them.
 LESSON_EVERY_S: Final = 0.01
 #: Records of classes that a policy no longer has, kept so that their counters do not jump.
 MAX_CLASS_RECORDS: Final = 64
@@ -80,7 +81,7 @@ class Controller:
         self._sequence = 0
         self._probed_at = now - PROBE_EVERY_S
         self._looked_at = now
-        self._lesson_due = now
+        self._lesson_due = self._service_due = now
 
     # What the shell needs besides effects.
 
@@ -169,7 +170,9 @@ class Controller:
         request.tokens_out = 1
         self.engine.prefill_done(request)
         self.pace.enter(now, request.class_index)
-        self._learn_service(request, self.engine.own_service_s(now, request))
+        if now >= self._service_due:
+            self._service_due = now + LESSON_EVERY_S
+            self._learn_service(request, self.engine.own_service_s(now, request))
         self._observe_ttft(request, now - request.arrived_at)
         return self._start_those_who_may(now)
 
@@ -194,18 +197,16 @@ class Controller:
             teaches: False where the answer says nothing about the work, such as one to a malformed request.
         """
         assert request.stage in WITH_ENGINE, NOT_WITH_ENGINE
-        policy = self.policy.classes[request.class_index]
-        output_tokens = truth.output_tokens if truth.output_tokens is not None else request.tokens_out or None
-        if request.stage is PREFILL and teaches:  # not streamed: the whole answer came at once
-            self._end_silent(now, request, output_tokens)
-        if teaches and now >= self._lesson_due:
-            self._lesson_due = now + LESSON_EVERY_S
-            self.estimator.learn(
-                request, policy.name, prompt_tokens=truth.prompt_tokens, output_tokens=output_tokens
-            )
-            self.predictor.learn_holding(request.class_index, now - request.started_at)
         stats = request.stats
         assert stats is not None
+        output_tokens = truth.output_tokens if truth.output_tokens is not None else request.tokens_out or None
+        if not request.generates and teaches:
+            # Nothing is generated token by token: its end is its first token.
+            request.first_token_at = now
+            self._observe_ttft(request, now - request.arrived_at)
+        if teaches and now >= self._lesson_due:
+            self._lesson_due = now + LESSON_EVERY_S
+            self._learn(now, request, truth.prompt_tokens, output_tokens)
         stats.total_s.add(now - request.arrived_at)
         stats.tokens_in += truth.prompt_tokens if truth.prompt_tokens is not None else request.prompt_tokens
         stats.tokens_out += output_tokens or 0
@@ -405,23 +406,26 @@ class Controller:
 
     # The end.
 
-    def _end_silent(self, now: float, request: Request, output_tokens: int | None) -> None:
-        """Learn from an answer that came at once.
-
-        Where nothing is generated token by token its end is its first token. Else its service is the time it
-        had, less that of its output; its TTFT is nobody's to see and is not observed.
-        """
+    def _learn(
+        self, now: float, request: Request, prompt_tokens: int | None, output_tokens: int | None
+    ) -> None:
+        """Learn from an answer that reached its client whole."""
+        class_index = request.class_index
+        name = self.policy.classes[class_index].name
         total_s = now - request.started_at
+        self.estimator.learn(request, name, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        self.predictor.learn_holding(class_index, total_s)
+        if request.stage is not PREFILL:  # streamed: its service was learned at the first token
+            return
+        service_s: float | None = None
         if not request.generates:
-            self._learn_service(request, total_s)
-            self._observe_ttft(request, now - request.arrived_at)
-            request.first_token_at = now
+            service_s = total_s
         elif output_tokens:
             service_s = self.predictor.silent_service_s(
                 total_s, output_tokens, self.pace.curve.at(self.running)
             )
-            if service_s is not None:
-                self._learn_service(request, service_s)
+        if service_s is not None:
+            self._learn_service(request, service_s)
 
     def _learn_service(self, request: Request, service_s: float) -> None:
         self.predictor.learn_service(request, service_s)
