@@ -147,23 +147,23 @@ class ClientConnection(RequestReader):
 
     # ---- for the exchange -----------------------------------------------------------------------------
 
-    def keeps_alive(self, exchange: Exchange) -> bool:
-        """Whether the connection lives on after this exchange."""
+    def connection_line(self, exchange: Exchange) -> bytes:
+        """What the response says about the connection; decides whether it lives on."""
         server = self.server
-        most = server.limits.keepalive_requests
-        return (
-            exchange.keepalive
-            and not server.draining
-            and not (self._eof and not self._ahead)
-            and (most is None or self._requests < most)
-        )
+        if (
+            not exchange.keepalive
+            or server.draining
+            or self._requests >= server.keepalive_requests
+            or (self._eof and not self._ahead)
+        ):
+            exchange.keepalive = False
+            return heads.CLOSE
+        return heads.KEEP_ALIVE if exchange.http10 else b""
 
     def reply(self, exchange: Exchange, status: int, lines: bytes, body: bytes) -> None:
         """Send a response that the gate makes itself; `lines` are its header lines."""
-        if not self.keeps_alive(exchange):
-            exchange.keepalive = False
-        connection = heads.connection_line(exchange)
-        self._write_reply(status, lines, connection, body, exchange.method != b"HEAD")
+        connection = self.connection_line(exchange)
+        self.send(heads.local(status, lines, self.server.date_line + connection, body, exchange.method))
 
     def exchange_ended(self, exchange: Exchange) -> None:
         """The exchange is over and its response written: go on with the next, or close."""
@@ -332,20 +332,9 @@ class ClientConnection(RequestReader):
 
     def _write_problem(self, found: Problem) -> None:
         reply = heads.error_reply(found.status, found.message, found.kind)
-        lines = heads.lines(reply.headers)
-        self._write_reply(reply.status, lines, heads.CLOSE, reply.body, True)
+        more = self.server.date_line + heads.CLOSE
+        self.send(heads.local(reply.status, heads.lines(reply.headers), more, reply.body, b""))
         self.server.protocol_error(found.kind)
-
-    def _write_reply(self, status: int, lines: bytes, connection: bytes, body: bytes, content: bool) -> None:
-        date = self.server.date_line
-        start = heads.status_line(status)
-        if status in heads.NO_CONTENT:
-            self.send(b"%b%b%b%b\r\n" % (start, lines, date, connection))
-            return
-        self.send(
-            b"%b%b%b%bcontent-length: %d\r\n\r\n%b"
-            % (start, lines, date, connection, len(body), body if content else b"")
-        )
 
     def _linger(self) -> None:
         """Stop sending, and read on for a while without listening.

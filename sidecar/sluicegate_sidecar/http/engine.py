@@ -44,6 +44,7 @@ class EngineConnection(asyncio.BufferedProtocol):
         "_body",
         "_complete",
         "_content",
+        "_framed",
         "_head_bytes",
         "_headers",
         "_interims",
@@ -98,15 +99,17 @@ class EngineConnection(asyncio.BufferedProtocol):
         self._complete = False
         self._whole = 0  # pieces in `_body` when it was complete
         self._keep = False
-        self._until_close = False  # its end is the end of the connection
         self._begin()
 
     def _begin(self) -> None:
+        """Ready for the next head."""
         self._status = 0
         self._reason = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._lines: list[bytes] = []
-        self._content = False
+        self._content = False  # content may follow
+        self._framed = True  # its end shows before the connection does, and without chunks of ours
+        self._until_close = False  # its end is the end of the connection
 
     # ---- for the pool and the exchange ----------------------------------------------------------------
 
@@ -271,7 +274,7 @@ class EngineConnection(asyncio.BufferedProtocol):
 
     def on_status(self, reason: bytes) -> None:
         """The reason phrase, perhaps in parts."""
-        self._reason += reason
+        self._reason = self._reason + reason if self._reason else reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header line, or a trailer of a chunked response: those are dropped."""
@@ -279,7 +282,7 @@ class EngineConnection(asyncio.BufferedProtocol):
             low = name.lower()
             self._headers.append((low, value))
             if low not in HOP_BY_HOP:
-                self._lines.append(b"%b: %b\r\n" % (name, value))
+                self._lines.append(name + b": " + value + b"\r\n")
 
     def on_headers_complete(self) -> None:
         """A head is whole."""
@@ -321,13 +324,15 @@ class EngineConnection(asyncio.BufferedProtocol):
             if status == 204:
                 self._drop_lines(frozenset((b"content-length",)))
             return
-        self._until_close = coding is None and b"content-length" not in fields
+        self._framed = b"content-length" in fields
+        self._until_close = coding is None and not self._framed
         if self.exchange is not None and self.exchange.method == b"HEAD":
             # The parser does not know that no content follows, and waits for it: the head is all there is.
             self._keep = self._parser.should_keep_alive() and not self._until_close
             self._complete = True
             self._whole = len(self._body)
             self._parser = httptools.HttpResponseParser(self)
+            self._framed = True
             return
         self._content = True
 
@@ -343,8 +348,7 @@ class EngineConnection(asyncio.BufferedProtocol):
             self._interims = []
         if self._content or self._complete:
             self._passed = True
-            framed = not self._content or b"content-length" in dict(self._headers)
-            exchange.response_head(self._status, self._reason, self._headers, self._lines, framed)
+            exchange.response_head(self._status, self._reason, self._headers, self._lines, self._framed)
             return not exchange.ended
         if failed or self._status == 101 or self._head_bytes > self._pool.limits.header_bytes:
             exchange.engine_failed(End.ENGINE_BAD_RESPONSE)

@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 
 _WAITING, _FORWARDED, _ENDED = range(3)
 
+#: The two ends of everyday: looking a member up in its enum costs more than all else that `_end` does.
+_COMPLETE: Final = End.COMPLETE
+_REFUSED: Final = End.REFUSED
+
 #: Pieces of a body smaller than this are merged: an object for each byte of a dripping sender would cost forty
 #: times the body.
 _MERGE_BYTES: Final = 16 * 1024
@@ -49,7 +53,8 @@ class Exchange:
         target: the request target as received.
         path: its path, without the query and without an authority; still percent-encoded. Exactly what the
             engine will be asked for.
-        headers: all header lines of the request in order, names in lower case.
+        headers: all header lines of the request in order, names in lower case; values as received, where
+            blanks may follow.
         upgrade: the protocol that the client asks to switch to, or None.
         listener: hears of the response; set it before giving a command.
     """
@@ -127,8 +132,9 @@ class Exchange:
         return self._client.peer_host
 
     def header(self, name: bytes) -> bytes | None:
-        """The value of the first header line of that (lower-case) name."""
-        return self._fields.get(name)
+        """The value of the first header line of that (lower-case) name, without blanks around it."""
+        value = self._fields.get(name)
+        return value if value is None else value.rstrip(b" \t")
 
     @property
     def body(self) -> bytes:
@@ -183,7 +189,7 @@ class Exchange:
         """
         if self._state != _WAITING:
             raise RuntimeError("the exchange was already answered or handed over")
-        self._reply(status, heads.lines(headers), body, End.REFUSED)
+        self._reply(status, heads.lines(headers), body, _REFUSED)
 
     def abort(self, reason: str) -> None:
         """Take the request back, whatever its state; the engine's connection is closed at once.
@@ -205,8 +211,10 @@ class Exchange:
     def add_piece(self, piece: bytes) -> None:
         """Keep a piece of the body. Small pieces are merged, so that a dripping sender costs what it sends."""
         pieces = self._pieces
-        self.body_bytes += len(piece)
-        if pieces and len(pieces[-1]) + len(piece) <= _MERGE_BYTES:
+        size = len(piece)
+        self.body_bytes += size
+        self._client.server.body_bytes += size
+        if pieces and len(pieces[-1]) + size <= _MERGE_BYTES:
             pieces[-1] += piece
         else:
             pieces.append(piece)
@@ -335,7 +343,7 @@ class Exchange:
             self._head = b""
         if data:
             self._client.send(data)
-        self._end(End.COMPLETE)
+        self._end(_COMPLETE)
 
     def switch(self, engine: EngineConnection, reason: bytes, headers: Headers, lines: list[bytes]) -> bool:
         """The engine answered 101: tell the client; False where the client had not asked for it."""
@@ -355,7 +363,7 @@ class Exchange:
         """The tunnel that the exchange had become is closed, both ways."""
         self._engine = None
         if self._state != _ENDED:
-            self._end(End.COMPLETE)
+            self._end(_COMPLETE)
 
     def engine_failed(self, end: End) -> None:
         """The engine's connection failed, or none could be had."""
@@ -392,9 +400,7 @@ class Exchange:
                 self.keepalive = False
             else:
                 self._chunked = True
-        if not self._client.keeps_alive(self):
-            self.keepalive = False
-        line = heads.connection_line(self)
+        line = self._client.connection_line(self)
         return line + b"transfer-encoding: chunked\r\n" if self._chunked else line
 
     def _tell(self, data: bytes) -> None:
@@ -441,7 +447,8 @@ class Exchange:
             raise AssertionError("an exchange ends once")
         self._state = _ENDED
         self._hear = None
-        self.drop_body()
+        if self._pieces:
+            self.drop_body()
         if self.listener is not None:
             try:
                 self.listener.on_end(end)

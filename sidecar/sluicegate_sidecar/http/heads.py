@@ -8,12 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sluicegate_sidecar.http.interface import End, LocalReply
-
-if TYPE_CHECKING:
-    from sluicegate_sidecar.http.exchange import Exchange
 
 Lines = Sequence[tuple[bytes, bytes]]
 
@@ -43,6 +40,7 @@ NO_CONTENT: Final = (204, 304)
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 CLOSE: Final = b"connection: close\r\n"
+KEEP_ALIVE: Final = b"connection: keep-alive\r\n"
 LAST_CHUNK: Final = b"0\r\n\r\n"
 
 #: Status -> status line of a response that the gate makes itself.
@@ -69,16 +67,21 @@ def connection_tokens(values: Iterable[bytes]) -> frozenset[bytes]:
     )
 
 
-def connection_line(exchange: Exchange) -> bytes:
-    """What the response says about the connection."""
-    if not exchange.keepalive:
-        return CLOSE
-    return b"connection: keep-alive\r\n" if exchange.http10 else b""
+def local(status: int, lines: bytes, more: bytes, body: bytes, method: bytes) -> bytes:
+    """A whole response that the gate makes itself.
 
-
-def status_line(status: int) -> bytes:
-    """The status line of a local reply; a status without a standard phrase has none."""
-    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+    Args:
+        status: its code; one without a standard phrase gets none.
+        lines: its header lines.
+        more: more of them.
+        body: its content; left out where the answer to `method` or the status has none.
+        method: of the request.
+    """
+    start = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+    if status in NO_CONTENT:
+        return b"%b%b%b\r\n" % (start, lines, more)
+    content = b"" if method == b"HEAD" else body
+    return b"%b%b%bcontent-length: %d\r\n\r\n%b" % (start, lines, more, len(body), content)
 
 
 def lines(headers: Lines) -> bytes:

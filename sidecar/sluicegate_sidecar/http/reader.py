@@ -33,6 +33,9 @@ HEAD, LENGTH, CHUNKED, BUSY, LINGER, TUNNEL, CLOSED = range(7)
 
 _HEAD_END: Final = b"\r\n\r\n"
 
+#: No request begins with a byte up to this one: it is an empty line, or it is refused.
+_BLANK: Final = 0x20
+
 
 class RequestReader(asyncio.Protocol):
     """See the module. Subclasses say what becomes of a whole request, and of one that is refused."""
@@ -146,7 +149,7 @@ class RequestReader(asyncio.Protocol):
         before = len(self._head)
         if before:
             data = self._head + data
-        elif self._blank or data[0] in b"\r\n":
+        elif data[0] <= _BLANK or self._blank:
             data = self._skip_blank(data)
         at = data.find(_HEAD_END, max(0, before - 3))
         end = at + 4 if at >= 0 else len(data)
@@ -206,11 +209,13 @@ class RequestReader(asyncio.Protocol):
             data, rest = data[:need], data[need:]
         if self._parser is not None:
             self._parser.feed_data(data)
-        exchange = cast("Exchange", self._incoming)
+        exchange: Exchange = self._incoming  # type: ignore[assignment]  # there is one in this state
         exchange.add_piece(data)
-        self._count(len(data))
-        self._need = need - len(data)
-        if not self._need:
+        need -= len(data)
+        if need:
+            self._need = need
+            self._check_total()
+        else:
             self._whole(exchange)
         return rest
 
@@ -224,16 +229,15 @@ class RequestReader(asyncio.Protocol):
         exchange = cast("Exchange", self._incoming)
         for piece in pieces:
             exchange.add_piece(piece)
-            self._count(len(piece))
+        self._check_total()
         if chunks.done:
             self._chunks = None
             self._headers = []
             self._whole(exchange)
         return data[used:]
 
-    def _count(self, nbytes: int) -> None:
+    def _check_total(self) -> None:
         server = self.server
-        server.body_bytes += nbytes
         if server.body_bytes > server.limits.body_bytes_total:
             raise problem("body_bytes_total")
 
@@ -241,6 +245,7 @@ class RequestReader(asyncio.Protocol):
         """A request is whole, as we read it; does llhttp say so too?"""
         if not self._complete and self._parser is not None:
             raise problem("bad_framing")
+        self._check_total()
         self._complete = False
         self._incoming = None
         self._request_read(exchange)

@@ -26,7 +26,7 @@ _VERSIONS: Final = (b"HTTP/1.1", b"HTTP/1.0")
 CHUNKED_BODY: Final = -1
 
 #: reg-name, IPv4 or bracketed IPv6 with an optional port (RFC 3986, 3.2); loose inside, but no delimiters.
-_HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~%!$&'()*+,;=\-]*)(?::[0-9]*)?")
+_HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~%!$&'()*+,;=\-]*)(?::[0-9]*)?[ \t]*")
 
 #: absolute-form: a proxy's clients send it, and every server must take it (RFC 9112, 3.2.2).
 _ABSOLUTE: Final = re.compile(rb"[Hh][Tt][Tt][Pp][Ss]?://([^/?#]*)(.*)")
@@ -73,8 +73,6 @@ def read_head(
         raise problem("target_bytes")
     if len(headers) > limits.header_count:
         raise problem("header_count")
-    if b" \r\n" in head or b"\t\r\n" in head:
-        headers = [(name, value.rstrip(b" \t")) for name, value in headers]
     fields = dict(reversed(headers))  # of repeated names the first stays
     if len(fields) != len(headers):
         _check_repeated(headers)
@@ -122,7 +120,7 @@ def _other_target(exchange: Exchange) -> None:
     if match is None:
         raise problem("bad_target")
     authority, rest = match[1], match[2]
-    if not authority or not _valid_host(authority):
+    if not authority or not _valid_host(authority) or authority[-1:] in (b" ", b"\t"):
         raise problem("bad_target")
     exchange.origin = rest if rest[:1] == b"/" else b"/" + rest
     exchange.path = exchange.origin.partition(b"?")[0]
@@ -151,18 +149,19 @@ def _read_framing(exchange: Exchange, fields: dict[bytes, bytes], limits: Limits
     text = fields.get(b"content-length")
     coding = fields.get(b"transfer-encoding")
     if text is not None:
+        text = text.rstrip(b" \t")
         if coding is not None or not text.isdigit():
             raise problem("bad_framing")
         length = int(text) if len(text) <= _LENGTH_DIGITS else limits.body_bytes + 1
         if length > limits.body_bytes:
             raise problem("body_bytes")
     elif coding is not None:
-        if coding.lower() != b"chunked" or exchange.http10:
+        if coding.rstrip(b" \t").lower() != b"chunked" or exchange.http10:
             raise problem("bad_framing")
         length = CHUNKED_BODY
     expect = fields.get(b"expect")
     if expect is not None and not exchange.http10:
-        if expect.lower() != b"100-continue":
+        if expect.rstrip(b" \t").lower() != b"100-continue":
             raise problem("expectation")
         exchange.expects_continue = length != 0
     return length

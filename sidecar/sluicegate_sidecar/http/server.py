@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Final
 
@@ -61,6 +62,7 @@ class Server:
         self._all_gone = asyncio.Event()
         self._all_gone.set()
         self._listener: asyncio.AbstractServer | None = None
+        self.keepalive_requests = limits.keepalive_requests or sys.maxsize
         self._sweep_s = limits.sweep_s
         self._timer: asyncio.TimerHandle | None = None
 
