@@ -95,9 +95,14 @@ def test_a_short_demo_compares_both_sides_and_leaves_a_report(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
-    "stage", ["llama.cpp serves", "measuring the full engine", "the gate listens", "Straight to"]
+    ("stage", "signum"),
+    [
+        ("llama.cpp serves", signal.SIGINT),
+        ("measuring the full engine", signal.SIGTERM),
+        ("the gate listens", signal.SIGINT),
+        ("Straight to", signal.SIGTERM),
+    ],
 )
 def test_an_interrupted_demo_stops_all_that_it_started(
     tmp_path: Path, stage: str, signum: signal.Signals
