@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.gate.wire import App, EngineSide, answers, gate, request, response, until
 
 from sluicegate_sidecar.http import End, Limits
-
-from tests.gate.wire import App, EngineSide, answers, gate, request, response, until
 
 CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -286,8 +285,16 @@ async def test_a_connection_serves_only_so_many_requests():
 
 
 async def test_headers_of_the_response_pass_unchanged_save_hop_by_hop_ones():
-    headers = (b"Server: uvicorn", b"X-Odd:  a  b", b"Set-Cookie: a", b"Set-Cookie: b", b"Keep-Alive: timeout=5")
-    async with gate(says(response(b"x", b"200 Fine", *headers, b"Connection: keep-alive, X-Hop", b"X-Hop: 1"))) as g:
+    headers = (
+        b"Server: uvicorn",
+        b"X-Odd:  a  b",
+        b"Set-Cookie: a",
+        b"Set-Cookie: b",
+        b"Keep-Alive: timeout=5",
+    )
+    async with gate(
+        says(response(b"x", b"200 Fine", *headers, b"Connection: keep-alive, X-Hop", b"X-Hop: 1"))
+    ) as g:
         client = await g.client()
         message = await client.ask()
         assert message.start == b"HTTP/1.1 200 Fine"
@@ -303,7 +310,9 @@ async def test_headers_of_the_response_pass_unchanged_save_hop_by_hop_ones():
         assert (b"server", b"uvicorn") in listener.headers
 
 
-@pytest.mark.parametrize("status", [b"200 OK", b"201 Created", b"404 Not Found", b"429", b"500 ", b"599 x", b"799 y"])
+@pytest.mark.parametrize(
+    "status", [b"200 OK", b"201 Created", b"404 Not Found", b"429", b"500 ", b"599 x", b"799 y"]
+)
 async def test_any_status_passes(status):
     async with gate(says(response(b"{}", status))) as g:
         client = await g.client()
@@ -406,7 +415,10 @@ async def test_204_with_content_anyway():
 
 
 async def test_the_engines_100_is_dropped_and_its_103_passes():
-    answer = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\nConnection: x\r\n\r\n" + response()
+    answer = (
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\nConnection: x\r\n\r\n"
+        + response()
+    )
     async with gate(says(answer)) as g:
         client = await g.client()
         client.send(request())
@@ -493,7 +505,9 @@ async def test_a_bad_chunk_in_mid_stream_cuts_the_response():
 
 
 async def test_response_headers_of_the_application_replace_the_engines():
-    app = App(lambda exchange: exchange.forward(((b"Host", b"inner"), (b"x-new", b"1")), ((b"Server", b"gate"),)))
+    app = App(
+        lambda exchange: exchange.forward(((b"Host", b"inner"), (b"x-new", b"1")), ((b"Server", b"gate"),))
+    )
     async with gate(says(response(b"", b"200 OK", b"server: engine")), app=app) as g:
         client = await g.client()
         message = await client.ask()
@@ -580,8 +594,7 @@ async def test_closing_waits_for_what_is_in_flight_and_then_cuts_it():
         await until(lambda: len(app.requests) == 2)
         closing = asyncio.ensure_future(g.server.close(grace_s=0.3))
         app.requests[0].exchange.forward()
-        answered = [side for side in (quick, slow)]
         await closing
         assert sorted(app.ends) == sorted([End.COMPLETE, End.ABORTED])
-        bodies = sorted([(await side.response()).status for side in answered])
+        bodies = sorted([(await side.response()).status for side in (quick, slow)])
         assert bodies == [200, 599]

@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.gate.wire import App, EngineSide, Gate, answers, gate, request, response, until
 
 from sluicegate_sidecar.http import End, Limits
-
-from tests.gate.wire import App, EngineSide, Gate, answers, gate, request, response, until
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 FAST = 0.05
@@ -130,7 +129,10 @@ async def test_hung_before_the_first_byte():
         client = await g.client()
         assert (await client.ask()).header(b"x-end") == b"engine_hung"
         assert g.app.ends == [End.ENGINE_HUNG]
-        assert g.server.pool.open_connections == 0 or await until(lambda: not g.server.pool.open_connections) is None
+        assert (
+            g.server.pool.open_connections == 0
+            or await until(lambda: not g.server.pool.open_connections) is None
+        )
 
 
 async def test_hung_in_mid_stream():
@@ -391,13 +393,13 @@ async def test_commands_out_of_order_are_errors():
         assert app.ends == [End.COMPLETE]
 
 
-class Broken(Exception):
+class BrokenError(Exception):
     """Raised by an application."""
 
 
 def break_at(g: Gate, name: str) -> None:
     def broken(*_args: object) -> None:
-        raise Broken
+        raise BrokenError
 
     def decide(exchange):
         setattr(exchange.listener, name, broken)
@@ -435,7 +437,7 @@ async def test_an_application_that_raises_on_a_request(first, caplog):
             exchange.forward()
         if first == "refuse":
             exchange.refuse(429)
-        raise Broken
+        raise BrokenError
 
     async with gate(app=App(decide)) as g:
         client = await g.client()

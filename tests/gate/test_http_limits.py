@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.gate.wire import App, gate, request, until
 
 from sluicegate_sidecar.http import End, Limits
-
-from tests.gate.wire import App, gate, request, until
 
 FAST = 0.05
 
@@ -124,7 +123,9 @@ async def test_a_request_that_does_not_go_on(sent, kind):
         assert await client.rest() == b""
 
 
-@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\nHost: g\r\nX: ", request(body=b"x" * 100_000)[:-99_000]])
+@pytest.mark.parametrize(
+    "sent", [b"GET / HTTP/1.1\r\nHost: g\r\nX: ", request(body=b"x" * 100_000)[:-99_000]]
+)
 async def test_a_request_that_drips(sent):
     """Each byte comes well in time, but the whole never ends."""
     async with gate(limits=Limits(header_s=2 * FAST, body_s=2 * FAST, body_idle_s=1000)) as g:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.gate.wire import App, EngineSide, gate, request, response, until
 
 from sluicegate_sidecar.http import End, Limits
-
-from tests.gate.wire import App, EngineSide, gate, request, response, until
 
 
 async def test_the_trap_an_engine_that_closes_after_each_response_without_saying_so():
@@ -148,8 +147,9 @@ async def test_the_connection_used_last_is_used_next():
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
 async def test_the_engine_is_found_by_name(host):
-    from sluicegate_sidecar.http import serve
     from tests.gate.wire import ClientSide, Engine, answers
+
+    from sluicegate_sidecar.http import serve
 
     engine = Engine(answers)
     await engine.listen()
@@ -162,8 +162,9 @@ async def test_the_engine_is_found_by_name(host):
 
 
 async def test_a_name_that_does_not_resolve_is_no_engine():
-    from sluicegate_sidecar.http import serve
     from tests.gate.wire import ClientSide
+
+    from sluicegate_sidecar.http import serve
 
     app = App()
     server = await serve(app, upstream_host="engine.invalid", upstream_port=1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 
 import pytest
-
 from tests.gate.wire import gate, request
 
 HEAD = b"POST /v1/x HTTP/1.1\r\nHost: gate\r\n"
@@ -36,7 +35,10 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "coding identity": (HEAD + b"Transfer-Encoding: identity\r\n\r\n0\r\n\r\n", 400),
     "coding gzip, chunked": (HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400),
     "coding chunked, identity": (HEAD + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n", 400),
-    "coding twice": (HEAD + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    "coding twice": (
+        HEAD + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        400,
+    ),
     "coding with a parameter": (HEAD + b"Transfer-Encoding: chunked;q=1\r\n\r\n0\r\n\r\n", 400),
     "coding with a vertical tab": (HEAD + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n", 400),
     "coding in quotes": (HEAD + b'Transfer-Encoding: "chunked"\r\n\r\n0\r\n\r\n', 400),
@@ -192,7 +194,14 @@ async def test_upgrades_that_would_carry_requests_past_the_gate_are_ignored(aske
     async with gate() as g:
         client = await g.client()
         client.send(
-            request(b"POST", b"/", b"hello", b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: " + asked, b"HTTP2-Settings: AAA")
+            request(
+                b"POST",
+                b"/",
+                b"hello",
+                b"Connection: Upgrade, HTTP2-Settings",
+                b"Upgrade: " + asked,
+                b"HTTP2-Settings: AAA",
+            )
         )
         message = await client.response()
         assert (message.status, message.body) == (200, b"echo:hello")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.gate.wire import App, ClientSide, EngineSide, Gate, gate, request, response, until
 
 from sluicegate_sidecar.http import End, Limits
 
-from tests.gate.wire import App, ClientSide, EngineSide, Gate, gate, request, response, until
-
-ASK = request(b"GET", b"/ws", b"", b"Connection: keep-alive, Upgrade", b"Upgrade: websocket", b"Sec-WebSocket-Key: x")
+ASK = request(
+    b"GET", b"/ws", b"", b"Connection: keep-alive, Upgrade", b"Upgrade: websocket", b"Sec-WebSocket-Key: x"
+)
 SWITCH = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nX-Y: z\r\n\r\n"
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,6 +18,9 @@ from sluicegate_sidecar.http import End, Exchange, Headers, Limits, LocalReply, 
 
 #: A test that waits this long for one event has failed.
 PATIENCE_S = 10.0
+
+#: Room in the kernel for what a test does not read, where there must be little of it.
+SMALL_BUFFER_BYTES = 16 * 1024
 
 Script = Callable[["EngineSide"], Awaitable[None]]
 
@@ -118,9 +123,6 @@ class Side:
 
     def reset(self) -> None:
         """Close with a reset."""
-        import socket
-        import struct
-
         sock = self.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
@@ -132,6 +134,15 @@ class ClientSide(Side):
     @classmethod
     async def connect(cls, port: int) -> ClientSide:
         return cls(*await asyncio.open_connection("127.0.0.1", port))
+
+    @classmethod
+    async def connect_small(cls, port: int) -> ClientSide:
+        """The same, with little room in the kernel for what is not read."""
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+        return cls(*await asyncio.open_connection(sock=sock))
 
     async def response(self, method: bytes = b"POST") -> Message:
         """Read one response (not 1xx) to its end, however that is marked."""
@@ -315,6 +326,10 @@ class Gate:
         client = await ClientSide.connect(self.server.port)
         self._clients.append(client)
         return client
+
+    def forget(self, client: ClientSide) -> None:
+        """This client was closed by the test."""
+        self._clients.remove(client)
 
     async def works(self) -> None:
         """The next request on a new connection works."""

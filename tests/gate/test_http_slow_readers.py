@@ -1,0 +1,172 @@
+"""Slow readers are held back, not buffered: measured as the resident memory of a gate in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests.gate.wire import (
+    PATIENCE_S,
+    SMALL_BUFFER_BYTES,
+    App,
+    ClientSide,
+    Engine,
+    EngineSide,
+    gate,
+    request,
+    turn,
+    until,
+)
+
+from sluicegate_sidecar.http import Limits, serve
+
+READERS = 200
+GROWTH_BYTES = 5_000_000
+#: Turns of the loop without a byte moving, after which the gate is taken to hold all that it will hold.
+QUIET_TURNS = 300
+
+
+async def passes_on(upstream_port: int) -> None:
+    """The process under test: a gate that passes everything, until it is killed."""
+    server = await serve(App(keeps_bodies=False), upstream_host="127.0.0.1", upstream_port=upstream_port)
+    gc.collect()
+    gc.freeze()
+    print(server.port, flush=True)
+    await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def gate_process(upstream_port: int) -> AsyncIterator[tuple[int, int]]:
+    """The process's id and port."""
+    root = Path(__file__).parents[2]
+    code = f"import uvloop; from {__name__} import passes_on; uvloop.run(passes_on({upstream_port}))"
+    paths = os.pathsep.join([str(root), str(root / "sidecar")])
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}
+    )
+    try:
+        assert process.stdout is not None
+        port = int(await asyncio.wait_for(process.stdout.readline(), PATIENCE_S))
+        yield process.pid, port
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class Flood:
+    """An engine whose streams never end, and which knows how much it could send."""
+
+    def __init__(self, framing: bytes) -> None:
+        self.framing = framing
+        self.sent = 0
+        self.flooding = 0
+
+    async def __call__(self, side: EngineSide) -> None:
+        sock = side.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER_BYTES)
+        message = await side.request()
+        if message.start.startswith(b"POST /small"):
+            side.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+            message = await side.request()
+        side.send(b"HTTP/1.1 200 OK\r\n" + self.framing + b"\r\n")
+        self.flooding += 1
+        event = b"data: " + b"x" * 120 + b"\n\n"
+        piece = (b"%x\r\n%b\r\n" % (len(event), event)) * 50
+        while True:
+            side.send(piece)
+            await side.writer.drain()
+            self.sent += len(piece)
+
+    async def quiet(self) -> None:
+        """Wait until nothing more can be sent."""
+        still, last = 0, -1
+        while still < QUIET_TURNS:
+            await turn()
+            still = still + 1 if self.sent == last else 0
+            last = self.sent
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_factories=["uvloop"])
+@pytest.mark.parametrize("framing", [b"Transfer-Encoding: chunked\r\n", b"Content-Length: 999999999999\r\n"])
+async def test_memory_behind_stuck_readers_of_a_fast_stream(framing):
+    flood = Flood(framing)
+    engine = Engine(flood)
+    await engine.listen()
+    async with gate_process(engine.port) as (pid, port):
+        clients = [await ClientSide.connect_small(port) for _ in range(READERS)]
+        for client in clients:
+            client.send(request(b"POST", b"/small"))
+        for client in clients:
+            assert (await client.response()).status == 200
+            client.writer.transport.pause_reading()
+        before = resident_bytes(pid)
+        for client in clients:
+            client.send(request(b"POST", b"/flood"))
+        await until(lambda: flood.flooding == READERS)
+        await flood.quiet()
+        assert flood.sent > READERS * 100_000, "the streams were not fast: nothing was put to the test"
+        grown = resident_bytes(pid) - before
+        print(f"{READERS} stuck readers: {grown / 1e6:.2f} MB more, {flood.sent / 1e6:.0f} MB sent")
+        assert grown <= GROWTH_BYTES
+        # They are stuck, not lost: one that reads again gets all of it, in order.
+        clients[0].writer.transport.resume_reading()
+        assert (await clients[0].head()).status == 200
+        await clients[0].exactly(2_000_000)
+        for client in clients:
+            client.reset()
+    await engine.close()
+
+
+async def test_what_one_stuck_reader_can_make_the_gate_hold():
+    """The unsent bytes for it: at most the mark at which the engine is paused, and one read more."""
+    limits = Limits()
+    flood = Flood(b"Transfer-Encoding: chunked\r\n")
+    async with gate(flood, App(keeps_bodies=False)) as g:
+        client = await g.client()
+        client.writer.transport.pause_reading()
+        client.send(request())
+        await until(lambda: flood.flooding)
+        await flood.quiet()
+        connection = next(iter(g.server._clients))
+        held = connection.transport.get_write_buffer_size()
+        most = limits.client_buffer_bytes + limits.engine_read_bytes + 16
+        assert 0 < held <= most
+        client.reset()
+
+
+async def test_an_engine_that_reads_slowly_holds_the_body_back():
+    """A large body is written in pieces, as the engine takes them."""
+    go_on = asyncio.Event()
+
+    async def script(side: EngineSide) -> None:
+        side.writer.transport.pause_reading()
+        await go_on.wait()
+        side.writer.transport.resume_reading()
+        message = await side.request()
+        side.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(message.start) + message.start)
+        assert len(message.body) == 40_000_000
+
+    async with gate(script) as g:
+        client = await g.client()
+        client.send(request(body=b"x" * 40_000_000))
+        await until(lambda: g.server.pool.open_connections)
+        connection = next(iter(g.server.pool._open))
+        await until(lambda: connection._write_paused)
+        limits = g.server.limits
+        most = limits.engine_buffer_bytes + limits.body_write_bytes
+        assert connection.transport.get_write_buffer_size() <= most
+        go_on.set()
+        assert (await client.response()).status == 200
