@@ -202,6 +202,33 @@ def test_a_class_at_its_cap_banks_nothing() -> None:
     assert sum(served(line).class_index for _ in range(40)) == 20
 
 
+def test_who_cost_more_than_charged_goes_later() -> None:
+    """Settled upwards while its next request waits, a client stands back until the others have had as much."""
+    line = Line([1])
+    for _ in range(6):
+        line.append(request(0, "a", 100))
+        line.append(request(0, "b", 100))
+    first = served(line)
+    line.settle(first, 400.0)
+    other = "b" if first.client == "a" else "a"
+    assert [served(line).client for _ in range(4)] == [other] * 4
+
+
+def test_who_left_and_came_back_finds_no_turn_kept() -> None:
+    line = Line([1])
+    early = request(0, "early", 100)
+    line.append(early)
+    line.append(request(0, "a", 100))
+    line.remove(early)
+    for _ in range(9):
+        line.append(request(0, "a", 100))
+    for _ in range(8):
+        assert served(line).client == "a"
+    for _ in range(2):
+        line.append(request(0, "early", 100))
+    assert {served(line).client, served(line).client} == {"a", "early"}
+
+
 def test_the_least_weight_is_not_starved() -> None:
     """Against a thousand times its weight and requests without end, one goes within its proven bound."""
     line = Line([1, 1_000])
