@@ -5,6 +5,7 @@ what must be true of them, and compares the controller's figures with its own. S
 state machine and the simulations hold the controller against it after every event.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -32,13 +33,6 @@ class Life:
     stage: str = "new"  # new, waiting, prefill, decode, ended
     outcome: Outcome | None = None
     reason: Reason | None = None
-    started: bool = False
-    queued: bool = False
-    retry: bool = False
-
-    @property
-    def with_engine(self) -> bool:
-        return self.stage in ("prefill", "decode")
 
 
 class Ledger:
@@ -48,6 +42,10 @@ class Ledger:
         self.policy = policy
         self.lives: list[Life] = []
         self.by_request: dict[Request, Life] = {}
+        self.living: dict[Request, Life] = {}  # in the order of their arrival
+        self.offered: Counter[str] = Counter()
+        self.ends: Counter[tuple[str, Outcome, Reason | None]] = Counter()
+        self.marks: Counter[tuple[str, str]] = Counter()  # started, queued, retry
         self.status = EngineStatus.UNKNOWN
         self.draining = False
 
@@ -63,19 +61,20 @@ class Ledger:
             index=request.class_index,
             arrived_at=now,
             latest=now + bound_s if self.policy.mode is Mode.ENFORCE else NEVER,
-            retry=retry,
         )
         self.lives.append(life)
-        self.by_request[request] = life
+        self.by_request[request] = self.living[request] = life
+        self.offered[life.name] += 1
+        self.marks[life.name, "retry"] += retry
         return life
 
     def arrived(self, controller: Controller, now: float, life: Life, effects: Iterable[Effect]) -> None:
         """Call with the effects of `Controller.arrive`."""
-        others_wait = any(o.stage == "waiting" and o.index == life.index for o in self.lives if o is not life)
+        others_wait = any(o.index == life.index for o in self.of("waiting"))
         life.stage = "waiting"
         self.apply(controller, now, effects, arriving=life)
         if life.stage == "waiting":
-            life.queued = True
+            self.marks[life.name, "queued"] += 1
         if life.outcome is Outcome.REJECTED:
             self._fair_refusal(controller, now, life, others_wait=others_wait)
         elif self.draining and self.policy.mode is Mode.ENFORCE:
@@ -106,7 +105,8 @@ class Ledger:
             match effect:
                 case Start():
                     self._may_start(life)
-                    life.stage, life.started = "prefill", True
+                    life.stage = "prefill"
+                    self.marks[life.name, "started"] += 1
                 case Reject(_, refusal):
                     assert life is arriving, "rejected, but not at its arrival"
                     assert refusal.reason in REJECTING
@@ -118,10 +118,9 @@ class Ledger:
                         assert life.request.deadline <= now, "evicted before its deadline"
                     self._refused(life, Outcome.EVICTED, refusal.reason, refusal.retry_after_s)
 
-    @staticmethod
-    def _refused(life: Life, outcome: Outcome, reason: Reason, retry_after_s: float) -> None:
+    def _refused(self, life: Life, outcome: Outcome, reason: Reason, retry_after_s: float) -> None:
         assert 1.0 <= retry_after_s <= 120.0
-        life.stage, life.outcome, life.reason = "ended", outcome, reason
+        self.ended(life.request, outcome, reason)
 
     def _may_start(self, life: Life) -> None:
         """Room for this one, by the policy's stated numbers alone."""
@@ -130,7 +129,7 @@ class Ledger:
         assert self.status not in (EngineStatus.DOWN, EngineStatus.LOADING), (
             "started on an engine that is down"
         )
-        inside = [o for o in self.lives if o.with_engine]
+        inside = self.of("prefill", "decode")
         one = self.policy.classes[life.index]
         if inside and one.max_concurrency is not None:
             assert sum(o.index == life.index for o in inside) < one.max_concurrency, "past the class's cap"
@@ -144,9 +143,7 @@ class Ledger:
             kept = min(kept, slots - 1 - above_inside)  # one slot in all is left to those below
             assert slots - len(inside) > kept, "took a slot kept for a class above"
         earlier = [
-            o
-            for o in self.lives
-            if o.stage == "waiting" and o.index == life.index and o.request.client == life.request.client
+            o for o in self.of("waiting") if o.index == life.index and o.request.client == life.request.client
         ]
         assert min(o.request.sequence for o in earlier) == life.request.sequence, "overtook its own client"
 
@@ -158,22 +155,25 @@ class Ledger:
         life = self.by_request[request]
         assert life.stage != "ended"
         life.stage, life.outcome, life.reason = "ended", outcome, reason
+        del self.living[request]
+        self.ends[life.name, outcome, reason] += 1
 
     def reconfigured(self, policy: Policy) -> None:
         """Call before the effects of `reconfigure` are applied."""
         names = [one.name for one in policy.classes]
         default = names.index(policy.classify.default)
         old = [one.name for one in self.policy.classes]
-        for life in self.lives:
-            if life.stage != "ended":
-                name = old[life.index]
-                life.index = names.index(name) if name in names else default
+        for life in self.living.values():
+            name = old[life.index]
+            life.index = names.index(name) if name in names else default
         self.policy = policy
 
     # What must be true.
 
     def of(self, *stages: str) -> list[Life]:
-        return [life for life in self.lives if life.stage in stages]
+        """Those in one of these stages, in the order of their arrival."""
+        among = self.lives if "ended" in stages else self.living.values()
+        return [life for life in among if life.stage in stages]
 
     def check(self, controller: Controller, now: float, *, settled: bool, ticked: bool = False) -> None:
         """Compare every figure.
@@ -190,39 +190,32 @@ class Ledger:
             self._check_work_conservation(controller, now)
 
     def _check_counts(self, controller: Controller) -> None:
-        total = dict.fromkeys(("offered", "served", "rejected", "evicted", "failed", "in flight"), 0)
-        for name in {life.name for life in self.lives}:
-            mine = [life for life in self.lives if life.name == name]
+        """The closing, for each class and in all."""
+        living = Counter(life.name for life in self.living.values())
+        for name, offered in self.offered.items():
             stats = controller.stats[name]
-            counted = {outcome: [o.reason for o in mine if o.outcome is outcome] for outcome in Outcome}
-            assert stats.offered == len(mine)
-            assert stats.served == len(counted[Outcome.SERVED])
+            assert stats.offered == offered
+            assert stats.served == self.ends[name, Outcome.SERVED, None]
             for outcome, counter in (
                 (Outcome.REJECTED, stats.rejected),
                 (Outcome.EVICTED, stats.evicted),
                 (Outcome.FAILED, stats.failed),
             ):
-                assert counter.total() == len(counted[outcome])
-                assert all(counter[r] == counted[outcome].count(r) for r in set(counted[outcome]))  # type: ignore[index]
-            living = sum(o.stage != "ended" for o in mine)
-            assert stats.in_flight == living
-            assert stats.started == sum(o.started for o in mine) == stats.queue_delay_s.samples
-            assert stats.queued == sum(o.queued for o in mine)
-            assert stats.retries == sum(o.retry for o in mine)
+                mine = {r: n for (of, how, r), n in self.ends.items() if of == name and how is outcome}
+                assert {r: n for r, n in counter.items() if n} == mine
+            assert stats.in_flight == living[name] >= 0
+            assert stats.started == self.marks[name, "started"] == stats.queue_delay_s.samples
+            assert stats.queued == self.marks[name, "queued"]
+            assert stats.retries == self.marks[name, "retry"]
             assert 0 <= stats.served_in_slo <= stats.served
             assert stats.tokens_in >= 0
             assert stats.tokens_out >= 0
-            for key, value in (
-                ("offered", stats.offered),
-                ("served", stats.served),
-                ("rejected", stats.rejected.total()),
-                ("evicted", stats.evicted.total()),
-                ("failed", stats.failed.total()),
-                ("in flight", living),
-            ):
-                total[key] += value
-        assert total["offered"] == len(self.lives) == sum(v for k, v in total.items() if k != "offered")
-        assert len(controller.recent_refusals) <= 100
+        every = controller.stats.values()
+        assert sum(s.offered for s in every) == self.offered.total() == len(self.lives)
+        ended = sum(s.served + s.rejected.total() + s.evicted.total() + s.failed.total() for s in every)
+        assert ended == self.ends.total()
+        assert len(self.lives) == ended + controller.waiting + controller.running
+        assert len(controller.refusals.recent) <= 100
 
     def _check_occupancy(self, controller: Controller, now: float) -> None:
         engine, pace = controller.engine, controller.pace
