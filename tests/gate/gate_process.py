@@ -20,14 +20,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 from tests.gate.wire import PATIENCE_S, ClientSide, Engine, EngineSide, Message, request
+
+from sluicegate_lab.engine import EngineOptions, LlamaServer
+from sluicegate_lab.tiny_model import SMALLEST, ensure_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,6 +49,13 @@ classify:
   client: {header: x-client}
   rules:
   - {header: x-admission-class, values: [batch], class: batch}
+"""
+
+#: One class that refuses nothing within a test's time.
+PATIENT = """\
+engine: {slots: 2}
+classes:
+- {name: interactive, slo: {ttft: 30s}}
 """
 
 State = dict[str, Any]
@@ -303,6 +312,48 @@ async def gate_before(upstream: str, policy: str | Path = POLICY, *flags: str) -
     assert "Traceback" not in gate.log.text, gate.log.text
 
 
+#: What differs between two answers of llama.cpp to the same request at temperature 0: ids, times, speeds.
+_CHANGES = [
+    (re.compile(rb'"(id|item_id|response_id)":"(chatcmpl|resp|msg|rs|fc|call)[-_]?\w+"'), rb'"\1":"ID"'),
+    (re.compile(rb'"(created|created_at|completed_at)":\d+'), rb'"\1":0'),
+    (re.compile(rb'"(\w+_(?:ms|second|per_second))":[\d.eE+-]+'), rb'"\1":0'),
+]
+
+#: What the gate adds to a response, and what belongs to a connection; a length changes with the above.
+NOT_COMPARED = {
+    "x-request-id", "x-sluicegate-reason", "connection", "keep-alive", "transfer-encoding", "date", "content-length",
+}  # fmt: skip
+
+
+def normal(data: bytes) -> bytes:
+    """An answer of llama.cpp without what changes from one to the next."""
+    for pattern, instead in _CHANGES:
+        data = pattern.sub(instead, data)
+    return data
+
+
+class Both(NamedTuple):
+    """A real engine, and the gate in front of it."""
+
+    engine: LlamaServer
+    gate: GateProcess
+
+    @property
+    def urls(self) -> tuple[str, str]:
+        """The engine's own first."""
+        return self.engine.url, self.gate.url
+
+
+@contextmanager
+def engine_and_gate(folder: Path, *, slots: int = 2, policy: str = PATIENT) -> Iterator[Both]:
+    """For a module: llama.cpp with the smallest model, written into that folder, and a gate. Blocks."""
+    options = EngineOptions(model=ensure_model(SMALLEST, folder), slots=slots, ctx_tokens=1024 * slots)
+    with LlamaServer(options) as engine, gate_running(engine.url, policy) as gate:
+        yield Both(engine, gate)
+        state = asyncio.run(gate.until_state(lambda s: not s["in_flight"]))
+        assert all(closes(counts) for counts in state["classes"].values())
+
+
 # Clients.
 
 
@@ -430,8 +481,13 @@ class Call:
         self._over.set()
 
     def cut(self) -> None:
-        """Close the connection as a process that dies does."""
+        """Reset the connection."""
         self._side.reset()
+        self._over.set()
+
+    def leave(self) -> None:
+        """Close the connection as the system does for a process that ends."""
+        self._side.close()
         self._over.set()
 
     async def over(self) -> None:
@@ -517,8 +573,3 @@ class ScriptedEngine:
         else:
             self._arrived.put_nowait(call)
         await call.over()
-
-
-def wall_s() -> float:
-    """Monotonic seconds, for lower bounds that a program promises."""
-    return time.monotonic()
