@@ -6,9 +6,11 @@ is, and whether it may pass, is decided elsewhere.
 
 interface.py   what the application and the data path say to each other
 limits.py      every limit: name, unit, default, reason
-client.py      one client connection; request.py, chunked.py: what a request says; errors.py: what it may not
-exchange.py    one request and its response
-engine.py      one engine connection; pool.py: all of them; tunnel.py: after an upgrade
+client.py      one client connection; reader.py: its reading half; request.py, chunked.py: what a request says;
+               errors.py: what it may not
+exchange.py    one request and its response; inbound.py: the request alone
+engine.py      one engine connection; response.py: its reading half; pool.py: all of them; tunnel.py: after an
+               upgrade
 server.py      the listener, the counters, the sweep
 
 It runs on uvloop and on asyncio's own loops, one thread, callbacks only: no task per request or per piece.

@@ -1,11 +1,10 @@
 """One connection to the engine: writes requests, reads responses.
 
+How responses are read is in `response.py`.
+
 A `BufferedProtocol`: all engine connections of a pool read into one small buffer. That is safe since what was
 read is consumed within `buffer_updated`, before the loop can read from any other connection; and it bounds
 what one read can bring in, and so what a slow client can make the gate hold.
-
-Parser callbacks only take notes. What they mean is acted on after the parser has returned, so that whatever
-the application does in its callbacks never happens inside the parser.
 
 Invariants:
 - `exchange` is set from hand-over until the response is complete or has failed; a connection without one is
@@ -22,8 +21,8 @@ from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 
-from sluicegate_sidecar.http.heads import HOP_BY_HOP, NO_CONTENT, PROTECTED, connection_tokens
 from sluicegate_sidecar.http.interface import End
+from sluicegate_sidecar.http.response import ResponseReader
 
 if TYPE_CHECKING:
     from sluicegate_sidecar.http.exchange import Exchange
@@ -37,42 +36,27 @@ _JOIN_BYTES: Final = 16 * 1024
 _POLL_EVENTS: Final = select.POLLIN | getattr(select, "POLLRDHUP", 0)
 
 
-class EngineConnection(asyncio.BufferedProtocol):
+class EngineConnection(ResponseReader):
     """See the module. Made by the pool, and owned by it or by the exchange that it serves."""
 
     __slots__ = (
-        "_body",
-        "_complete",
-        "_content",
-        "_framed",
-        "_head_bytes",
-        "_headers",
-        "_interims",
-        "_keep",
-        "_lines",
         "_out",
         "_out_at",
-        "_parser",
-        "_passed",
         "_paused",
         "_poll",
         "_pool",
-        "_reason",
         "_served",
-        "_status",
         "_tunnel",
-        "_until_close",
         "_view",
-        "_whole",
         "_write_paused",
         "active",
         "exchange",
-        "on_body",
         "since_s",
         "transport",
     )
 
     def __init__(self, pool: Pool) -> None:
+        super().__init__(pool.limits.header_count)
         self._pool = pool
         self._view = memoryview(pool.buffer)
         self.transport: asyncio.Transport | None = None
@@ -86,30 +70,6 @@ class EngineConnection(asyncio.BufferedProtocol):
         self._out: list[bytes] = []  # what is still to be written of a large request
         self._out_at = 0  # and how far its first piece is
         self._poll = select.poll()
-        self._body: list[bytes] = []  # content that the parser found in this read
-        self.on_body = self._body.append  # the parser's callback: nothing but a note
-        self._parser = httptools.HttpResponseParser(self)
-        self._reset()
-
-    def _reset(self) -> None:
-        """Ready for the next response."""
-        self._head_bytes = 0  # bytes read before the final head was whole
-        self._interims: list[tuple[int, bytes, list[bytes]]] = []
-        self._passed = False  # the final head was handed on
-        self._complete = False
-        self._whole = 0  # pieces in `_body` when it was complete
-        self._keep = False
-        self._begin()
-
-    def _begin(self) -> None:
-        """Ready for the next head."""
-        self._status = 0
-        self._reason = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._lines: list[bytes] = []
-        self._content = False  # content may follow
-        self._framed = True  # its end shows before the connection does, and without chunks of ours
-        self._until_close = False  # its end is the end of the connection
 
     # ---- for the pool and the exchange ----------------------------------------------------------------
 
@@ -126,6 +86,7 @@ class EngineConnection(asyncio.BufferedProtocol):
         """Send the exchange's request."""
         self.exchange = exchange
         self.active = True
+        self._asked_head = exchange.method == b"HEAD"
         exchange.attach(self)
         transport = cast(asyncio.Transport, self.transport)
         head = exchange.request_head()
@@ -265,79 +226,7 @@ class EngineConnection(asyncio.BufferedProtocol):
         elif self._out:
             self._pump()
 
-    # ---- httptools ------------------------------------------------------------------------------------
-
-    def on_message_begin(self) -> None:
-        """A response begins. One that nobody asked for ends the reading, and the connection."""
-        if self._complete:
-            raise ValueError("a second response")
-
-    def on_status(self, reason: bytes) -> None:
-        """The reason phrase, perhaps in parts."""
-        self._reason = self._reason + reason if self._reason else reason
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header line, or a trailer of a chunked response: those are dropped."""
-        if not self._passed:
-            low = name.lower()
-            self._headers.append((low, value))
-            if low not in HOP_BY_HOP:
-                self._lines.append(name + b": " + value + b"\r\n")
-
-    def on_headers_complete(self) -> None:
-        """A head is whole."""
-        if self._complete:
-            return
-        status = self._status = self._parser.get_status_code()
-        if status >= 200:
-            self._final_head(status)
-        elif status < 100:
-            raise ValueError("no such status")
-
-    def on_message_complete(self) -> None:
-        """A response is whole."""
-        if self._complete:
-            return
-        if 100 <= self._status < 200:
-            if self._status != 101:
-                self._interims.append((self._status, self._reason, self._lines))
-                self._begin()
-            return
-        self._keep = self._parser.should_keep_alive()
-        self._complete = True
-        self._whole = len(self._body)
-
     # ---- inside ---------------------------------------------------------------------------------------
-
-    def _final_head(self, status: int) -> None:
-        headers = self._headers
-        if len(headers) > self._pool.limits.header_count:
-            raise ValueError("too many header lines")
-        fields = dict(headers)
-        coding = fields.get(b"transfer-encoding")
-        if coding is not None and coding.rstrip(b" \t").lower() != b"chunked":
-            raise ValueError("a transfer coding that was not asked for")
-        if b"connection" in fields:
-            listed = connection_tokens(value for name, value in headers if name == b"connection")
-            self._drop_lines(listed - PROTECTED)
-        if status in NO_CONTENT:
-            if status == 204:
-                self._drop_lines(frozenset((b"content-length",)))
-            return
-        self._framed = b"content-length" in fields
-        self._until_close = coding is None and not self._framed
-        if self.exchange is not None and self.exchange.method == b"HEAD":
-            # The parser does not know that no content follows, and waits for it: the head is all there is.
-            self._keep = self._parser.should_keep_alive() and not self._until_close
-            self._complete = True
-            self._whole = len(self._body)
-            self._parser = httptools.HttpResponseParser(self)
-            self._framed = True
-            return
-        self._content = True
-
-    def _drop_lines(self, names: frozenset[bytes]) -> None:
-        self._lines = [line for line in self._lines if line[: line.index(b":")].lower() not in names]
 
     def _pass_head(self, exchange: Exchange, nbytes: int, failed: bool) -> bool:
         """Hand on what there is of heads; True when the final one was among it."""

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from sluicegate_sidecar.http import heads
+from sluicegate_sidecar.http.inbound import InboundRequest
 from sluicegate_sidecar.http.interface import End, ExchangeListener, Headers, LocalReply
 
 if TYPE_CHECKING:
@@ -36,55 +37,29 @@ _WAITING, _FORWARDED, _ENDED = range(3)
 _COMPLETE: Final = End.COMPLETE
 _REFUSED: Final = End.REFUSED
 
-#: Pieces of a body smaller than this are merged: an object for each byte of a dripping sender would cost forty
-#: times the body.
-_MERGE_BYTES: Final = 16 * 1024
-
 #: Chunk-size lines of the sizes that streams have, made once: cheaper than formatting.
 _SIZE_LINES: Final = tuple(b"%x\r\n" % size for size in range(4096))
 _SIZES: Final = len(_SIZE_LINES)
 
 
-class Exchange:
-    """A request as the application sees it, and the commands on it.
+class Exchange(InboundRequest):
+    """A request and the commands on it.
 
     Attributes:
-        method: as received, in upper case.
-        target: the request target as received.
-        path: its path, without the query and without an authority; still percent-encoded. Exactly what the
-            engine will be asked for.
-        headers: all header lines of the request in order, names in lower case; values as received, where
-            blanks may follow.
-        upgrade: the protocol that the client asks to switch to, or None.
         listener: hears of the response; set it before giving a command.
     """
 
     __slots__ = (
         "_chunked",
-        "_client",
         "_engine",
         "_extra_headers",
-        "_fields",
         "_head",
         "_hear",
-        "_pieces",
         "_response_headers",
         "_retried",
         "_state",
-        "asked_close",
-        "body_bytes",
-        "expects_continue",
         "head_sent",
-        "headers",
-        "http10",
-        "keepalive",
-        "listed",
         "listener",
-        "method",
-        "origin",
-        "path",
-        "target",
-        "upgrade",
     )
 
     def __init__(
@@ -95,59 +70,19 @@ class Exchange:
         headers: list[tuple[bytes, bytes]],
         fields: dict[bytes, bytes],
     ) -> None:
-        self._client = client
-        self.method = method
-        self.target = target
-        self.origin = target  # what the engine is asked for: the target in origin-form
-        self.path = target
-        self.headers = headers
-        self._fields = fields
+        super().__init__(client, method, target, headers, fields)
         self.listener: ExchangeListener | None = None
-        # What the head says, beyond the usual.
-        self.http10 = False
-        self.keepalive = True  # the connection lives on after this exchange
-        self.asked_close = False  # the client wants it closed
-        self.expects_continue = False
-        self.listed: frozenset[bytes] | None = None  # names that Connection lists
-        self.upgrade: bytes | None = None
-        # Where it stands.
         self._state = _WAITING
-        self._pieces: list[bytes] = []
-        self.body_bytes = 0
         self._engine: EngineConnection | None = None
         self._retried = False
         self._extra_headers: Headers = ()
         self._response_headers: Headers = ()
-        # The response.
         self.head_sent = False  # a final response has begun, or is in `_head`
         self._head = b""  # not yet written: it goes out with the first content, where that came with it
         self._chunked = False
         self._hear: Callable[[bytes], None] | None = None  # the listener's `on_response_body`
 
     # ---- for the application -------------------------------------------------------------------------
-
-    @property
-    def peer_host(self) -> str:
-        """Address of the client's end of the connection."""
-        return self._client.peer_host
-
-    def header(self, name: bytes) -> bytes | None:
-        """The value of the first header line of that (lower-case) name, without blanks around it."""
-        value = self._fields.get(name)
-        return value if value is None else value.rstrip(b" \t")
-
-    @property
-    def body(self) -> bytes:
-        """The whole body, joined on first use. Empty once a response has begun: it is let go then.
-
-        Its length stays known: `body_bytes`.
-        """
-        pieces = self._pieces
-        if len(pieces) != 1:
-            if not pieces:
-                return b""
-            pieces[:] = (b"".join(pieces),)
-        return pieces[0]
 
     @property
     def ended(self) -> bool:
@@ -203,29 +138,6 @@ class Exchange:
 
     # ---- for the client connection --------------------------------------------------------------------
 
-    def replace_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Other header lines than were received."""
-        self.headers = headers
-        self._fields = dict(reversed(headers))
-
-    def add_piece(self, piece: bytes) -> None:
-        """Keep a piece of the body. Small pieces are merged, so that a dripping sender costs what it sends."""
-        pieces = self._pieces
-        size = len(piece)
-        self.body_bytes += size
-        self._client.server.body_bytes += size
-        if pieces and len(pieces[-1]) + size <= _MERGE_BYTES:
-            pieces[-1] += piece
-        else:
-            pieces.append(piece)
-
-    def drop_body(self) -> None:
-        """Let the body go."""
-        pieces = self._pieces
-        if pieces:
-            self._client.server.body_bytes -= self.body_bytes
-            self._pieces = []
-
     def client_gone(self) -> None:
         """The client left: the engine's connection is closed at once, which frees its slot."""
         if self._state != _ENDED:
@@ -253,25 +165,7 @@ class Exchange:
 
     def request_head(self) -> bytes:
         """The head of the request to the engine."""
-        stops = heads.REQUEST_STOPS
-        if self.listed:
-            stops |= self.listed
-        if self._extra_headers:
-            stops |= {name.lower() for name, _ in self._extra_headers}
-        lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] not in stops]
-        if self._extra_headers:
-            lines.append(heads.lines(self._extra_headers))
-        if b"host" not in self._fields:
-            lines.append(b"host: %b\r\n" % self._client.server.pool.authority)
-        if self.upgrade is not None:
-            lines.append(b"connection: upgrade\r\nupgrade: %b\r\n" % self.upgrade)
-        if self.body_bytes or self.method in heads.BODY_EXPECTED or b"content-length" in self._fields:
-            lines.append(b"content-length: %d\r\n" % self.body_bytes)
-        return b"%b %b HTTP/1.1\r\n%b\r\n" % (self.method, self.origin, b"".join(lines))
-
-    def body_pieces(self) -> list[bytes]:
-        """The body as it was read."""
-        return self._pieces
+        return self.outbound_head(self._extra_headers)
 
     def attach(self, engine: EngineConnection) -> None:
         """An engine connection serves this exchange from now on."""

@@ -2,7 +2,7 @@
 
 A limit that is hit has an answer of its own (named beside it) and is reported to the application by the
 field's name, so that a metric can count it. `None` means: no limit. Times are checked by one coarse sweep
-(see `server.py`), so a timeout acts between its value and its value plus `Limits.sweep_s`.
+(see `server.py`), so a timeout acts between its value and its value plus two times `Limits.sweep_s`.
 """
 
 from __future__ import annotations
