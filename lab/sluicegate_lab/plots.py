@@ -128,15 +128,15 @@ class Plot:
         if legend:
             self._legend.append((shape, kind, legend))
 
-    def level(self, value: float, name: str, kind: str = "") -> None:
-        """A dashed line across at a value of y, with its name."""
+    def level(self, value: float, name: str, kind: str = "", *, below: bool = False) -> None:
+        """A dashed line across at a value of y, with its name above it or below."""
         _, y = self.at((self.x.low, value))
         end = self.width - self.right
         self._parts.append(
             f'<line class="slo {kind}" x1="{self.left}" x2="{end}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
         self._parts.append(
-            f'<text class="slo-name {kind}" x="{end - 4}" y="{y - 4:.1f}" text-anchor="end">{escape(name)}</text>'
+            f'<text class="slo-name {kind}" x="{end - 4}" y="{name_y:.1f}" text-anchor="end">{escape(name)}</text>'
         )
 
     def upright(self, value: float, name: str, kind: str = "") -> None:
