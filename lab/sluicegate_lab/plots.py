@@ -131,6 +131,7 @@ class Plot:
     def level(self, value: float, name: str, kind: str = "", *, below: bool = False) -> None:
         """A dashed line across at a value of y, with its name above it or below."""
         _, y = self.at((self.x.low, value))
+        name_y = y + 13 if below else y - 4
         end = self.width - self.right
         self._parts.append(
             f'<line class="slo {kind}" x1="{self.left}" x2="{end}" y1="{y:.1f}" y2="{y:.1f}"/>'
