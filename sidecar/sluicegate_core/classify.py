@@ -73,25 +73,28 @@ class Classifier:
         `path` is without the query; `model` is empty where the request names none.
         """
         class_index = self._default
+        value: _Value
         for subject, exact, prefixes in self._steps:
             if subject is _MODEL:
                 value = model
             elif subject is _PATH:
                 value = path
             else:
-                raw = header(subject)
-                if raw is None:
-                    continue
-                value = raw.decode("latin-1")
+                value = header(subject)
             found = exact.get(value)
             if prefixes:
                 found = _earliest(found, value, prefixes)
             if found is not None:
                 class_index = found[1]
                 break
-        identity = self._identity(header)
-        if not identity:
-            return class_index, _ANONYMOUS
+        for name in self._client_headers:
+            identity = header(name)
+            if identity:
+                break
+        else:
+            identity = _credential(header)
+            if not identity:
+                return class_index, _ANONYMOUS
         hashed = self._young.get(identity)
         return class_index, self._hash(identity) if hashed is None else hashed
 
@@ -99,19 +102,6 @@ class Classifier:
     def cached_clients(self) -> int:
         """Hashes at hand, at most two generations of MAX_CACHED_CLIENTS."""
         return len(self._young) + len(self._old)
-
-    def _identity(self, header: HeaderLookup) -> bytes:
-        """The raw identity; empty where the request has none."""
-        for name in self._client_headers:
-            value = header(name)
-            if value:
-                return value
-        value = header(b"authorization")
-        if value:
-            # "Bearer KEY" and KEY in x-api-key are one client: the same key in two dialects of one API.
-            scheme, blank, credential = value.partition(b" ")
-            return credential.strip() if blank else scheme
-        return header(b"x-api-key") or b""
 
     def _hash(self, identity: bytes) -> str:
         """The hash of an identity that the young generation does not hold; kept there where it is short."""
@@ -130,16 +120,30 @@ _MODEL = b":model"
 _PATH = b":path"
 """Subjects of a step that are no header: a header's name has no colon."""
 
+_Value = str | bytes | None
+"""What a rule is compared with: a model or a path as text; a header as it came, None where it is absent."""
+
 _Match = tuple[int, int]
 """Place among the rules, and the class that the rule leads to."""
 
 _Prefix = tuple[str, _Match]
-_Step = tuple[bytes, dict[str, _Match], tuple[_Prefix, ...]]
-"""A subject, its exact values, and its prefixes in the order of the rules."""
+_Step = tuple[bytes, dict[_Value, _Match], tuple[_Prefix, ...]]
+"""A subject, its exact values, and its prefixes in the order of the rules (of a model or a path only)."""
 
 
-def _earliest(exact: _Match | None, value: str, prefixes: tuple[_Prefix, ...]) -> _Match | None:
+def _credential(header: HeaderLookup) -> bytes:
+    """The key that the request brings; empty where it has none."""
+    value = header(b"authorization")
+    if value:
+        # "Bearer KEY" and KEY in x-api-key are one client: the same key in two dialects of one API.
+        scheme, blank, credential = value.partition(b" ")
+        return credential.strip() if blank else scheme
+    return header(b"x-api-key") or b""
+
+
+def _earliest(exact: _Match | None, value: _Value, prefixes: tuple[_Prefix, ...]) -> _Match | None:
     """The first rule of the step that matches: the exact one, or a prefix written before it."""
+    assert isinstance(value, str), "headers have no prefixes"
     for prefix, match in prefixes:
         if exact is not None and exact < match:
             return exact
@@ -151,7 +155,7 @@ def _earliest(exact: _Match | None, value: str, prefixes: tuple[_Prefix, ...]) -
 def _compile(policy: Policy) -> Iterable[_Step]:
     """One step for each run of neighbouring rules on the same subject."""
     subject_before = b""
-    exact: dict[str, _Match] = {}
+    exact: dict[_Value, _Match] = {}
     prefixes: list[_Prefix] = []
     for place, rule in enumerate(policy.classify.rules):
         subject, patterns = _condition(rule)
@@ -164,7 +168,7 @@ def _compile(policy: Policy) -> Iterable[_Step]:
             if rule.header is None and pattern.endswith("*"):
                 prefixes.append((pattern[:-1], match))
             else:
-                exact.setdefault(_as_received(pattern) if rule.header is not None else pattern, match)
+                exact.setdefault(pattern if rule.header is None else pattern.encode("utf-8"), match)
     if subject_before:
         yield subject_before, exact, tuple(prefixes)
 
@@ -177,8 +181,3 @@ def _condition(rule: Rule) -> tuple[bytes, tuple[str, ...]]:
         return _MODEL, (rule.model,)
     assert rule.path is not None, "a rule has one condition"
     return _PATH, (rule.path,)
-
-
-def _as_received(value: str) -> str:
-    """The value as `classify` sees it: its UTF-8 bytes, read as Latin-1 because that cannot fail."""
-    return value.encode("utf-8").decode("latin-1")

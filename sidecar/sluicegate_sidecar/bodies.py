@@ -299,12 +299,12 @@ _TENSOR_LIST: Final = msgspec.json.Decoder(list[_Tensor])
 class BodyReader:
     """Decodes one shape of body: at once where every field is of its type, else field by field."""
 
-    __slots__ = ("_fields", "_raw", "_shape", "_strict")
+    __slots__ = ("_decode", "_fields", "_raw", "_shape")
 
     def __init__(self, shape: type[Fields]) -> None:
         fields = msgspec.structs.fields(shape)
         self._shape = shape
-        self._strict = msgspec.json.Decoder(shape)
+        self._decode = msgspec.json.Decoder(shape).decode
         # Numbers and booleans written as strings are taken, as some engines do.
         self._fields = [
             (field.name, None if field.type is Raw else msgspec.json.Decoder(field.type, strict=False))
@@ -318,7 +318,7 @@ class BodyReader:
     def read(self, body: bytes) -> Fields | None:
         """Return the body's fields, those of a wrong type left out; None where it is no JSON object."""
         try:
-            return self._strict.decode(body)
+            return self._decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return self._read_leniently(body)
 

@@ -24,7 +24,7 @@ Which path has which shape lives in `endpoints.py`, which shape has which fields
 
 from __future__ import annotations
 
-import math
+from math import inf
 from typing import Final
 
 from msgspec import Struct
@@ -55,6 +55,12 @@ _KEY_REACH: Final = 64
 
 #: Where a multipart body's short fields are sought: clients put them before or after the recording.
 MULTIPART_EDGE_BYTES: Final = 4096
+
+#: The content type of nearly every request, as its clients spell it.
+_JSON: Final = b"application/json"
+#: Looking a member up on its class costs 0.1 us on Python 3.11.
+_BY_FLAG: Final = Streaming.FLAG
+_ALWAYS: Final = Streaming.ALWAYS
 
 _BASE64: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_\\"
 _MEDIA_KEYS: Final = (
@@ -96,7 +102,7 @@ def parse_facts(endpoint: Endpoint, content_type: bytes | None, body: bytes) -> 
         content_type: the request's header; a JSON body is assumed unless it says multipart.
         body: the whole body.
     """
-    if content_type is not None and content_type[:10].lower() == b"multipart/":
+    if content_type is not None and content_type != _JSON and content_type[:10].lower() == b"multipart/":
         return _multipart_facts(endpoint, body)
     read = READERS[endpoint.body].read(body)
     if read is None:
@@ -108,14 +114,16 @@ def parse_facts(endpoint: Endpoint, content_type: bytes | None, body: bytes) -> 
     ids, prompts = read.prompt_list()
     options = read.stream_options
     streaming = endpoint.streaming
+    generates = endpoint.generates
+    # By position: names cost as much again as the struct itself.
     return Facts(
         endpoint.model or read.model[:MAX_MODEL_CHARS],
         prompt_bytes or len(body),
         ids,
         _bound(read.bounds()),
-        read.stream is True if streaming is Streaming.FLAG else streaming is Streaming.ALWAYS,
-        min(max(read.sequences(), 1) * prompts, MAX_CHOICES) if endpoint.generates else 1,
-        endpoint.generates,
+        read.stream is True if streaming is _BY_FLAG else streaming is _ALWAYS,
+        _choices(read.sequences(), prompts) if generates else 1,
+        generates,
         options is not None and options.include_usage is True,
     )
 
@@ -126,7 +134,7 @@ def _unread(endpoint: Endpoint, body: bytes) -> Facts:
         prompt_bytes=len(body),
         prompt_tokens_exact=None,
         max_output_tokens=None,
-        stream=endpoint.streaming is Streaming.ALWAYS,
+        stream=endpoint.streaming is _ALWAYS,
         choices=1,
         generates=endpoint.generates,
         include_usage=False,
@@ -135,14 +143,19 @@ def _unread(endpoint: Endpoint, body: bytes) -> Facts:
 
 def _bound(bounds: tuple[Number, ...]) -> int | None:
     """Return the largest usable bound; a negative one means "no bound" to every engine."""
-    largest: int | None = None
+    largest: Number = None
     for bound in bounds:
-        if bound is None or bound < 0 or (type(bound) is float and not math.isfinite(bound)):
-            continue
-        tokens = int(min(bound, MAX_OUTPUT_TOKENS))
-        if largest is None or tokens > largest:
-            largest = tokens
-    return largest
+        if bound is not None and 0 <= bound < inf and (largest is None or bound > largest):
+            largest = bound
+    if largest is None:
+        return None
+    return int(largest) if largest < MAX_OUTPUT_TOKENS else MAX_OUTPUT_TOKENS
+
+
+def _choices(sequences: int, prompts: int) -> int:
+    """Return how many sequences are generated: at least one, at most `MAX_CHOICES`."""
+    choices = sequences * prompts if sequences > 0 else prompts
+    return choices if choices < MAX_CHOICES else MAX_CHOICES
 
 
 # --- Media ------------------------------------------------------------------------------------------------
