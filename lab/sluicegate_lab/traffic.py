@@ -175,7 +175,9 @@ def _stretched(trace: Sequence[TraceRow], start: int, count: int, seconds: float
         laps, index = divmod(position, len(trace))
         return laps * lap_s + trace[index].offset_s
 
-    first_s, end_s = at(start), at(start + count)
+    first_s, last_s = at(start), at(start + count - 1)
+    # Some rows share a millisecond: the stretch ends with the first row that comes after its last one.
+    end_s = next(time_s for time_s in map(at, itertools.count(start + count)) if time_s > last_s)
     return [(at(start + step) - first_s) * seconds / (end_s - first_s) for step in range(count)]
 
 

@@ -93,6 +93,18 @@ def test_the_gaps_keep_their_proportions() -> None:
     assert 0 <= start < 5
 
 
+def test_rows_of_the_same_millisecond_make_no_stretch_without_length() -> None:
+    made = make_schedule(
+        [TraceRow(offset, 1600, 40) for offset in (1.0, 1.0, 1.0, 2.0)],
+        cost=WorkCost(0.0, 0.1),
+        overload=1.0,
+        seconds=2.0,
+        seed=1,
+    )
+    assert len(made.requests) == 2
+    assert all(0 <= request.offset_s < 2.0 for request in made.requests)
+
+
 def test_a_fast_engine_gets_a_shorter_replay_at_the_same_overload() -> None:
     made = make_schedule(TRACE, cost=WorkCost(1e-6, 1e-6), overload=2.5, seconds=60.0, seed=1)
     assert len(made.requests) == MAX_REQUESTS
