@@ -19,10 +19,10 @@ demo: venv  ## show on a real engine what admission control does to an overload
 
 test: venv lint  ## all tests, with branch coverage
 	@scripts/system-packages curl
-	@$(PY) -m pytest --cov --cov-report=term $(ARGS)
+	@$(PY) -m pytest -n 2 --dist loadfile --cov --cov-report=term $(ARGS)
 
 test-fast: venv  ## the tests without slow ones: under two minutes
-	@$(PY) -m pytest -m "not slow" -n 2 $(ARGS)
+	@$(PY) -m pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
 
 lint: venv  ## ruff, mypy strict, import contracts
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports --no-cache
