@@ -45,6 +45,10 @@ LOGGERS: Final = ("sluicegate", "sluicegate_sidecar", "sluicegate_core")
 #: What every record has; anything else came by `extra`.
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
+#: Attributes of a module and members of an enum, looked up once: a refusal is to cost little.
+_DEBUG: Final = logging.DEBUG
+_FAILED: Final = Outcome.FAILED
+
 log = logging.getLogger("sluicegate")
 
 
@@ -194,24 +198,19 @@ class LogWatcher:
         self._clock = clock
         self._call_later = call_later
         self._since: float | None = None  # start of the period; None while it is quiet
-        self._counts: dict[Outcome, Counter[tuple[str, Reason]]] = {}
+        self._counts: dict[tuple[Outcome, str, Reason], int] = {}
         self._example: dict[str, object] | None = None
 
     def refused(self, request: Request, refusal: Refusal, outcome: Outcome) -> None:
-        """A request was rejected or evicted."""
-        fields = self._fields(request, refusal.reason)
-        fields["prompt_tokens"] = request.prompt_tokens
-        fields["predicted_ttft_s"] = _round(refusal.predicted_ttft_s)
-        fields["retry_after_s"] = _round(refusal.retry_after_s)
+        """A request was rejected or evicted. Under overload that is most of them: most are only counted."""
         self._count(outcome, request, refusal.reason)
-        self._example = fields
-        if log.isEnabledFor(logging.DEBUG):
-            log.debug("%s", outcome.value, extra={**fields, "request_id": _request_id(request)})
+        if self._example is None or log.isEnabledFor(_DEBUG):
+            self._describe(request, refusal, outcome)
 
     def failed(self, request: Request, reason: Reason) -> None:
         """A request came to nothing with the engine."""
-        self._count(Outcome.FAILED, request, reason)
-        if log.isEnabledFor(logging.DEBUG):
+        self._count(_FAILED, request, reason)
+        if log.isEnabledFor(_DEBUG):
             fields = self._fields(request, reason)
             fields["tokens_out"] = request.tokens_out
             log.debug("failed", extra={**fields, "request_id": _request_id(request)})
@@ -223,35 +222,47 @@ class LogWatcher:
         if since is None:
             return
         period_s = self._clock() - since
+        by_outcome: dict[Outcome, Counter[tuple[str, Reason]]] = {}
+        for (outcome, name, reason), n in counts.items():
+            by_outcome.setdefault(outcome, Counter())[name, reason] = n
         parts = [
             f"{outcome.value} {count.total()} ("
             + ", ".join(f"{name} {reason.value} {n}" for (name, reason), n in count.most_common())
             + ")"
-            for outcome, count in counts.items()
+            for outcome, count in by_outcome.items()
         ]
-        fields: dict[str, object] = {outcome.value: _nested(count) for outcome, count in counts.items()}
+        fields: dict[str, object] = {outcome.value: _nested(count) for outcome, count in by_outcome.items()}
         fields["period_s"] = _round(period_s)
         fields["example"] = example
         log.info("in %.0f s: %s", period_s, "; ".join(parts), extra=fields)
 
+    def _describe(self, request: Request, refusal: Refusal, outcome: Outcome) -> None:
+        """Write a line on a refusal at debug; keep the first of a period as the summary's example."""
+        fields = self._fields(request, refusal.reason)
+        fields["prompt_tokens"] = request.prompt_tokens
+        fields["predicted_ttft_s"] = _round(refusal.predicted_ttft_s)
+        fields["retry_after_s"] = _round(refusal.retry_after_s)
+        if self._example is None:
+            self._example = fields
+        if log.isEnabledFor(_DEBUG):
+            log.debug("%s", outcome.value, extra={**fields, "request_id": _request_id(request)})
+
     def _fields(self, request: Request, reason: Reason) -> dict[str, object]:
+        assert request.stats is not None, "set at arrival"
         return {
             "reason": reason.value,
-            "class": _class_name(request),
+            "class": request.stats.name,
             "client": request.client,
             "elapsed_s": _round(self._clock() - request.arrived_at),
         }
 
     def _count(self, outcome: Outcome, request: Request, reason: Reason) -> None:
-        self._counts.setdefault(outcome, Counter())[_class_name(request), reason] += 1
+        assert request.stats is not None, "set at arrival"
+        counts, key = self._counts, (outcome, request.stats.name, reason)
+        counts[key] = counts.get(key, 0) + 1
         if self._since is None:
             self._since = self._clock()
             self._call_later(SUMMARY_EVERY_S, self.summarise)
-
-
-def _class_name(request: Request) -> str:
-    assert request.stats is not None, "set at arrival"
-    return request.stats.name
 
 
 def _request_id(request: Request) -> str | None:

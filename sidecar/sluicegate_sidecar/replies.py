@@ -7,7 +7,7 @@ the core's reason. A reply never holds anything of the request: its body is buil
 """
 
 import json
-import math
+from math import ceil
 from typing import Final, NamedTuple
 
 from sluicegate_core.effects import Refusal
@@ -56,43 +56,40 @@ def error_body(message: str, kind: str, code: str) -> bytes:
     return json.dumps({"error": error}).encode()
 
 
-_BUSY: Final = {
-    reason: error_body(text, "rate_limit_error", "rate_limit_exceeded") for reason, text in MESSAGES.items()
-}
-_NOBODY_HOME: Final = {
-    reason: error_body(text, "service_unavailable_error", "server_is_overloaded")
-    for reason, text in MESSAGES.items()
-}
-_REASON_BYTES: Final = {reason: reason.value.encode() for reason in Reason}
+_JSON: Final = (b"content-type", b"application/json")
+_NO_RETRY: Final = (b"x-should-retry", b"false")
+_REASON_HEADERS: Final = {reason: (b"x-sluicegate-reason", reason.value.encode()) for reason in Reason}
+
+
+def _refusal(reason: Reason, message: str) -> tuple[int, bytes]:
+    """Status and body of a refusal: all of it that the reason alone decides."""
+    if reason.nobody_home:
+        return 503, error_body(message, "service_unavailable_error", "server_is_overloaded")
+    return 429, error_body(message, "rate_limit_error", "rate_limit_exceeded")
+
+
+_REFUSALS: Final = {reason: _refusal(reason, message) for reason, message in MESSAGES.items()}
 
 
 def refusal_reply(refusal: Refusal, request_id: bytes) -> Reply:
     """The reply to a request that was rejected or evicted."""
-    reason = refusal.reason
-    retry_after_ms = math.ceil(refusal.retry_after_s * 1000.0)
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"retry-after", b"%d" % -(-retry_after_ms // 1000)),
-        (b"retry-after-ms", b"%d" % retry_after_ms),
-        (b"x-sluicegate-reason", _REASON_BYTES[reason]),
-        (b"x-request-id", request_id),
-    ]
-    if not refusal.should_retry:
-        headers.append((b"x-should-retry", b"false"))
-    if reason.nobody_home:
-        return Reply(503, tuple(headers), _NOBODY_HOME[reason])
-    return Reply(429, tuple(headers), _BUSY[reason])
+    status, body = _REFUSALS[refusal.reason]
+    headers = _headers(refusal.reason, refusal.retry_after_s, request_id)
+    return Reply(status, headers if refusal.should_retry else (*headers, _NO_RETRY), body)
 
 
 def failure_reply(reason: Reason, retry_after_s: float, request_id: bytes) -> Reply:
     """The reply where the engine failed before any byte of its answer went out."""
-    retry_after_ms = math.ceil(retry_after_s * 1000.0)
-    headers = (
-        (b"content-type", b"application/json"),
+    body = error_body(MESSAGES[reason], "service_unavailable_error", reason.value)
+    return Reply(FAILURE_STATUS[reason], _headers(reason, retry_after_s, request_id), body)
+
+
+def _headers(reason: Reason, retry_after_s: float, request_id: bytes) -> Headers:
+    retry_after_ms = ceil(retry_after_s * 1000.0)
+    return (
+        _JSON,
         (b"retry-after", b"%d" % -(-retry_after_ms // 1000)),
         (b"retry-after-ms", b"%d" % retry_after_ms),
-        (b"x-sluicegate-reason", _REASON_BYTES[reason]),
+        _REASON_HEADERS[reason],
         (b"x-request-id", request_id),
     )
-    body = error_body(MESSAGES[reason], "service_unavailable_error", reason.value)
-    return Reply(FAILURE_STATUS[reason], headers, body)
