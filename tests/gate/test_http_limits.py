@@ -170,3 +170,20 @@ async def test_ends_of_refused_requests_are_not_reported():
         assert (g.app.requests, g.app.ends) == ([], [])
         await g.works()
         assert g.app.ends == [End.COMPLETE]
+
+
+async def test_many_requests_and_chunks_in_one_read_leave_others_their_turn():
+    """What one connection sends at once is worked off in turns: another's request is answered between them."""
+    done: list[str] = []
+    app = App(lambda exchange: (done.append(exchange.path.decode()), exchange.refuse(429)))
+    async with gate(app=app) as g:
+        greedy, other = await g.client(), await g.client()
+        chunks = b"POST /chunks HTTP/1.1\r\nHost: g\r\nTransfer-Encoding: chunked\r\n\r\n"
+        greedy.send(chunks + b"1\r\nx\r\n" * 10_000 + b"0\r\n\r\n" + request(b"POST", b"/many", b"") * 1000)
+        other.send(request(b"POST", b"/other"))
+        assert (await other.response()).status == 429
+        for _ in range(1001):
+            assert (await greedy.response()).status == 429
+        assert done.count("/many") == 1000
+        assert done.index("/other") < len(done) - 500
+        assert app.bodies[done.index("/chunks")] == b"x" * 10_000

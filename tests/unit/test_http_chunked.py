@@ -22,11 +22,13 @@ def decode(data: bytes, cuts: list[int], limits: Limits | None = None) -> tuple[
     pieces: list[bytes] = []
     used = 0
     places = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
-    for start, end in pairwise(places):
-        taken = body.feed(data[start:end], pieces)
-        used += taken
-        if taken < end - start:
-            break
+    for begin, end in pairwise(places):
+        start = begin
+        while start < end and not body.done:  # a call takes only so many lines
+            taken = body.feed(data[start:end], pieces)
+            assert taken > 0
+            start += taken
+            used += taken
     return b"".join(pieces), used, body.done
 
 

@@ -18,6 +18,9 @@ from sluicegate_sidecar.http.limits import Limits
 
 #: chunk-size of at most 16 digits (what 64 bits hold), then at most extensions of visible ASCII.
 _SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t\x20-\x7e]*)?")
+#: Lines read in one call: a body of one-byte chunks must not keep other connections waiting.
+_LINES_AT_ONCE: Final = 64
+
 _TRAILER: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
 
 _SIZE, _DATA, _DATA_END, _TRAILERS, _DONE = range(5)
@@ -45,13 +48,17 @@ class ChunkedBody:
         return self._state == _DONE
 
     def feed(self, data: bytes, pieces: list[bytes]) -> int:
-        """Append the content in `data` to `pieces`; return how many bytes belonged to this body.
+        """Append content in `data` to `pieces`; return how many bytes were taken.
+
+        What is left belongs to what follows where this is `done`; else too many lines came at once, and it
+        is for the next call.
 
         Raises:
             Problem: `bad_chunk` or `body_bytes`.
         """
         at, end = 0, len(data)
-        while at < end and self._state != _DONE:
+        lines = _LINES_AT_ONCE
+        while at < end and self._state != _DONE and lines:
             if self._state == _DATA:
                 piece = data[at : at + self._left]
                 pieces.append(piece)
@@ -60,6 +67,7 @@ class ChunkedBody:
                 if not self._left:
                     self._state = _DATA_END
                 continue
+            lines -= 1
             line, at = self._take_line(data, at)
             if line is None:
                 break

@@ -56,7 +56,6 @@ class ClientConnection(RequestReader):
     __slots__ = (
         "_eof",
         "_exchange",
-        "_requests",
         "_tunnel",
         "active",
         "peer_host",
@@ -75,7 +74,6 @@ class ClientConnection(RequestReader):
         self._tunnel: Tunnel | None = None
         self._eof = False
         self.read_paused = False
-        self._requests = 0
 
     # ---- asyncio.Protocol -----------------------------------------------------------------------------
 
@@ -95,12 +93,14 @@ class ClientConnection(RequestReader):
         """Bytes came."""
         self.active = True
         state = self.state
-        if state == BUSY or (self.write_paused and state == HEAD):
-            self._read_ahead(data)
-        elif state < BUSY:
+        if state < BUSY and not self._ahead and not (self.write_paused and state == HEAD):
             self._read(data)
-            if len(data) >= _LARGE_READ:
+            if self._ahead:
+                self._next()
+            elif len(data) >= _LARGE_READ:
                 self._yield_turn()
+        elif state <= BUSY:
+            self._keep_ahead(data, len(self._ahead))
         elif state == TUNNEL and self._tunnel is not None:
             self._tunnel.from_client(data)
 
@@ -142,7 +142,7 @@ class ClientConnection(RequestReader):
         self.active = True
         if self._exchange is not None:
             self._exchange.client_resumed()
-        elif self.state == HEAD and self._ahead:
+        elif self._ahead:
             self._next()
 
     # ---- for the exchange -----------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class ClientConnection(RequestReader):
         self._tunnel = tunnel = Tunnel(self, engine, cast("Exchange", self._exchange))
         self.state = TUNNEL
         engine.tunnel(tunnel)
-        ahead = self._ahead
+        ahead = b"".join(self._ahead)
         self._drop_ahead()
         if ahead:
             tunnel.from_client(ahead)
@@ -300,7 +300,6 @@ class ClientConnection(RequestReader):
         """A request is whole: over to the application."""
         server = self.server
         self._exchange = exchange
-        self._requests += 1
         self.state = BUSY
         server.exchanges += 1
         try:
@@ -308,14 +307,6 @@ class ClientConnection(RequestReader):
         except Exception:
             log.exception("on_request of the application failed")
             exchange.fail_application()
-
-    def _next(self) -> None:
-        """Go on with what was read ahead."""
-        ahead = self._ahead
-        self._drop_ahead()
-        self.resume_reading()
-        if ahead:
-            self._read(ahead)
 
     def _yield_turn(self) -> None:
         """Let other connections have a turn before the next read of a large body."""

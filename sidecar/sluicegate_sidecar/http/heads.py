@@ -92,9 +92,8 @@ def lines(headers: Lines) -> bytes:
     """
     if not headers:
         return b""
-    block = b"".join([b"%b: %b\r\n" % header for header in headers])
-    count = len(headers)
-    if block.count(b"\n") != count or block.count(b"\r") != count or b"\0" in block:
+    block = b"".join([name + b": " + value + b"\r\n" for name, value in headers])
+    if len(block.splitlines()) != len(headers) or 0 in block:
         raise ValueError("a header cannot be sent: its name or value holds a line break or a NUL")
     return block
 

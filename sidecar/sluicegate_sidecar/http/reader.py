@@ -32,6 +32,14 @@ if TYPE_CHECKING:
 HEAD, LENGTH, CHUNKED, BUSY, LINGER, TUNNEL, CLOSED = range(7)
 
 _HEAD_END: Final = b"\r\n\r\n"
+_LF: Final = 0x0A
+
+#: Parts in which bytes are kept that came before their turn: what follows a request is copied, each time.
+_AHEAD_BYTES: Final = 16 * 1024
+
+#: Requests, or parts of a body, taken from what was read ahead before other connections have a turn: most of
+#: a millisecond where each is refused at once.
+_STEPS_PER_TURN: Final = 32
 
 #: No request begins with a byte up to this one: it is an empty line, or it is refused.
 _BLANK: Final = 0x20
@@ -45,13 +53,16 @@ class RequestReader(asyncio.Protocol):
         "_blank",
         "_chunks",
         "_complete",
+        "_continues",
         "_head",
         "_headers",
         "_incoming",
+        "_lines",
         "_need",
         "_parser",
         "_phase_s",
         "_reading",
+        "_requests",
         "server",
         "state",
         "transport",
@@ -67,11 +78,14 @@ class RequestReader(asyncio.Protocol):
         self._complete = False  # llhttp has read a whole request
         self._blank = b""  # empty lines before a request
         self._head = b""  # a head that is not whole yet
+        self._lines = 0  # lines of a head so far
         self._headers: list[tuple[bytes, bytes]] = []
         self._incoming: Exchange | None = None  # a request whose body is coming in
         self._need = 0  # bytes of its body to come
         self._chunks: ChunkedBody | None = None
-        self._ahead = b""  # read before its turn
+        self._ahead: list[bytes] = []  # read before its turn
+        self._continues = False  # `_next` will be called
+        self._requests = 0
         self._reading = False
         self._phase_s: float | None = None  # for the sweep: when this head or body began
 
@@ -86,22 +100,27 @@ class RequestReader(asyncio.Protocol):
         raise NotImplementedError
 
     def pause_reading(self) -> None:
-        """Read no more until told to."""
+        """Read no more until `resume_reading`."""
+        raise NotImplementedError
+
+    def resume_reading(self) -> None:
+        """Read on."""
         raise NotImplementedError
 
     def _read(self, data: bytes) -> None:
-        """Take in requests until one is not answered at once, or the data is used up."""
+        """Take in one request, or a part of it. What follows is kept for `_next`, so that many requests in one
+        read, or many small chunks, do not keep other connections waiting."""
         self._reading = True
+        requests = self._requests
         try:
-            while data and self.state < BUSY:
+            while data and self.state < BUSY and self._requests == requests:
                 if self.state == HEAD:
-                    if self.write_paused:
-                        break
                     data = self._read_head(data)
                 elif self.state == LENGTH:
                     data = self._read_length(data)
                 else:
                     data = self._read_chunked(data)
+                    break
         except Problem as found:
             self._refuse(found)
             return
@@ -111,21 +130,43 @@ class RequestReader(asyncio.Protocol):
         finally:
             self._reading = False
         if data and self.state <= BUSY:
-            self._read_ahead(data)
+            self._keep_ahead(data, 0)
 
-    def _read_ahead(self, data: bytes) -> None:
-        """Keep what came before its turn, within bounds."""
+    def _next(self) -> None:
+        """Go on with what was read ahead, as far as its turn has come."""
+        steps = _STEPS_PER_TURN
+        ahead = self._ahead
+        while ahead and self.state < BUSY and not (self.write_paused and self.state == HEAD):
+            if not steps:
+                if not self._continues:
+                    self._continues = True
+                    self.server.loop.call_soon(self._continue)
+                return
+            steps -= 1
+            data = ahead.pop(0)
+            self.server.body_bytes -= len(data)
+            self._read(data)
+        if not ahead:
+            self.resume_reading()
+
+    def _continue(self) -> None:
+        self._continues = False
+        self._next()
+
+    def _keep_ahead(self, data: bytes, at: int) -> None:
+        """Keep what came before its turn, at that place, within bounds."""
         server = self.server
         limits = server.limits
-        self._ahead += data
+        ahead = self._ahead
+        ahead[at:at] = [data[i : i + _AHEAD_BYTES] for i in range(0, len(data), _AHEAD_BYTES)]
         server.body_bytes += len(data)
-        if server.body_bytes > limits.body_bytes_total or len(self._ahead) >= limits.pipelined_bytes:
+        if server.body_bytes > limits.body_bytes_total or sum(map(len, ahead)) >= limits.pipelined_bytes:
             self.pause_reading()
 
     def _drop_ahead(self) -> None:
         if self._ahead:
-            self.server.body_bytes -= len(self._ahead)
-            self._ahead = b""
+            self.server.body_bytes -= sum(map(len, self._ahead))
+            self._ahead.clear()
 
     def _drop_unfinished(self) -> None:
         if self._incoming is not None:
@@ -156,11 +197,15 @@ class RequestReader(asyncio.Protocol):
         if end > self.server.limits.header_bytes:
             raise problem("header_bytes")
         head = data if end == len(data) else data[:end]
+        part = head[before:] if before else head
+        self._lines += part.count(_LF)
+        if self._lines > self.server.limits.header_count + 2:  # the start line and the empty line
+            raise problem("header_count")
         parser = self._parser
         if parser is None:
             parser = self._parser = httptools.HttpRequestParser(self)
         try:
-            parser.feed_data(head[before:] if before else head)
+            parser.feed_data(part)
         except httptools.HttpParserUpgrade:
             # It stops where the head ends: for the rest of this request only our own reading counts.
             self._parser = None
@@ -170,6 +215,7 @@ class RequestReader(asyncio.Protocol):
             self._head = data
             return b""
         self._head = b""
+        self._lines = 0
         headers, self._headers = self._headers, []
         exchange, length = read_head(cast("ClientConnection", self), head, headers, self.server.limits)
         if not length:
@@ -248,4 +294,5 @@ class RequestReader(asyncio.Protocol):
         self._check_total()
         self._complete = False
         self._incoming = None
+        self._requests += 1
         self._request_read(exchange)

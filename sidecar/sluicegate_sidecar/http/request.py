@@ -71,8 +71,6 @@ def read_head(
         raise problem("bad_version" if version[:5] == b"HTTP/" else "bad_request")
     if len(target) > limits.target_bytes:
         raise problem("target_bytes")
-    if len(headers) > limits.header_count:
-        raise problem("header_count")
     fields = dict(reversed(headers))  # of repeated names the first stays
     if len(fields) != len(headers):
         _check_repeated(headers)
