@@ -307,6 +307,9 @@ async def gate_before(upstream: str, policy: str | Path = POLICY, *flags: str) -
         if not gate.ended:
             await gate.settled()
     finally:
+        for client in _clients:
+            client.writer.transport.abort()
+        _clients.clear()
         await asyncio.to_thread(gate.end)
     assert gate.exit_status == 0, gate.log.text
     assert "Traceback" not in gate.log.text, gate.log.text
@@ -367,9 +370,14 @@ def chat(body: bytes, *headers: bytes) -> bytes:
     return request(b"POST", CHAT, body, b"Content-Type: application/json", *headers)
 
 
+#: Every client of the test that runs, so that one that fails leaves none behind.
+_clients: list[ClientSide] = []
+
+
 async def connect(port: int, body: bytes, *headers: bytes) -> ClientSide:
-    """A client that has sent a chat request."""
+    """A client that has sent a chat request; closed at the latest when the gate is left."""
     client = await ClientSide.connect(port)
+    _clients.append(client)
     client.send(chat(body, *headers))
     return client
 
@@ -518,12 +526,14 @@ class ScriptedEngine:
     Attributes:
         calls: every inference request, in the order in which they came.
         health: status of the health page.
+        pages: status of other pages, by path; 404 where none is given.
     """
 
     def __init__(self, answer: Callable[[Call], None] | None = serve_three) -> None:
         self.answer = answer
         self.calls: list[Call] = []
         self.health = 200
+        self.pages: dict[bytes, int] = {}
         self._arrived: asyncio.Queue[Call] = asyncio.Queue()
         self._engine = Engine(self._serve)
         self.port = 0
@@ -563,7 +573,7 @@ class ScriptedEngine:
         message = await side.request()
         method, path, _ = message.start.split(b" ")
         if method != b"POST":
-            status = self.health if path == b"/health" else 404
+            status = self.health if path == b"/health" else self.pages.get(path, 404)
             side.send(b"HTTP/1.1 %d Scripted\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % status)
             return
         call = Call(side, message)
