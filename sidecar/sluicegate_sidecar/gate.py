@@ -90,6 +90,9 @@ class Passage:
 
     def on_end(self, end: End) -> None:
         request = self.request
+        # Exchange, passage and request know each other: apart again, they are freed at once, and the garbage
+        # collector has nothing to find (it took a tenth of the time).
+        request.owner = self.exchange.listener = None
         if request.stage is ENDED:  # refused: the controller has counted it already
             return
         gate = self.gate
