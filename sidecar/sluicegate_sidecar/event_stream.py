@@ -20,7 +20,9 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from sluicegate_sidecar.reported import EDGE_BYTES, MAX_ERROR_CHARS, UsageReader, count, decoded
+import msgspec
+
+from sluicegate_sidecar.reported import EDGE_BYTES, MAX_ERROR_CHARS, Message, UsageReader, count, decoded
 
 #: The longest line of an event stream that is collected. Longer ones (the closing event of a response of
 #: some 10,000 tokens repeats all its text) are skipped, and usage is looked for at their end.
@@ -60,6 +62,22 @@ _DELTA_TEXT: Final = (
 #: Where Anthropic's do.
 _BLOCK_TEXT: Final = ("text", "thinking", "partial_json", "signature")
 _LAST_EVENTS: Final = frozenset({b"response.completed", b"response.incomplete", b"response.failed"})
+
+
+class _Event(Message, gc=False):
+    """Where an event says in addition what it brings. None where absent; the values are of any type."""
+
+    choices: Any = None  # OpenAI's chat and completions
+    delta: Any = None  # OpenAI's responses, Anthropic's messages
+    message: Any = None  # Anthropic's first event
+    response: Any = None  # the last event of OpenAI's responses
+    content: Any = None  # llama.cpp
+    token: Any = None  # TGI, as the next
+    generated_text: Any = None
+    text_output: Any = None  # Triton
+
+
+_decode_event: Final = msgspec.json.Decoder(_Event).decode
 
 
 class EventStreamReader(UsageReader):
@@ -169,28 +187,28 @@ class EventStreamReader(UsageReader):
         if text == b"[DONE]":
             self.finished = True
             return 0
-        message = decoded(text)
-        if not isinstance(message, dict):
+        message: _Event | None = decoded(text, _decode_event)
+        if message is None:
             return 0
         self._take_message(message)
         if name == b"error" and self.error is None:
             self._take_error(message)
-        kind = message.get("type")
-        if isinstance(kind, str) and "choices" not in message:
+        kind = message.type
+        if isinstance(kind, str) and message.choices is None:
             return self._typed(kind, message)
-        meta = message.get("meta_info")
+        meta = message.meta_info
         if isinstance(meta, dict):
             told = count(meta.get("completion_tokens")) or self._told
             tokens, self._told = max(told - self._told, 0), told
             return tokens
-        if message.get("generated_text") is not None:
+        if message.generated_text is not None:
             self.finished = True
         return _content_tokens(message)
 
-    def _typed(self, kind: str, message: dict[str, Any]) -> int:
+    def _typed(self, kind: str, message: _Event) -> int:
         """Take an event that names its type: OpenAI's responses, Anthropic's messages."""
         if kind == "message_start":
-            inner = message.get("message")
+            inner = message.message
             if isinstance(inner, dict):
                 self._take_usage(inner.get("usage"))
         elif kind == "message_stop":
@@ -200,16 +218,15 @@ class EventStreamReader(UsageReader):
                 self._take_error(message)
         elif kind.encode() in _LAST_EVENTS:
             self.finished = True
-            inner = message.get("response")
-            if isinstance(inner, dict):
-                self._take_message(inner)
+            if isinstance(message.response, dict):
+                self._take_message(msgspec.convert(message.response, Message))
             if kind == "response.failed" and self.error is None:
                 self.error = "error"
         elif kind == "content_block_delta":
-            delta = message.get("delta")
+            delta = message.delta
             return 1 if isinstance(delta, dict) and any(delta.get(key) for key in _BLOCK_TEXT) else 0
         elif kind.endswith(".delta"):
-            return 1 if message.get("delta") else 0
+            return 1 if message.delta else 0
         return 0
 
     def _learn(self, event: bytes) -> None:
@@ -228,9 +245,9 @@ class EventStreamReader(UsageReader):
                 return
 
 
-def _content_tokens(message: dict[str, Any]) -> int:
+def _content_tokens(message: _Event) -> int:
     """Return the output tokens of an event that names no type: one for each choice that has content."""
-    choices = message.get("choices")
+    choices = message.choices
     if isinstance(choices, list):
         tokens = 0
         for choice in choices:
@@ -240,10 +257,8 @@ def _content_tokens(message: dict[str, Any]) -> int:
             said = choice.get("text") if not isinstance(delta, dict) else any(map(delta.get, _DELTA_TEXT))
             tokens += 1 if said else 0
         return tokens
-    token = message.get("token")  # TGI
-    said = (
-        token.get("text") if isinstance(token, dict) else message.get("content") or message.get("text_output")
-    )
+    token = message.token
+    said = token.get("text") if isinstance(token, dict) else message.content or message.text_output
     return 1 if said and isinstance(said, str) else 0
 
 

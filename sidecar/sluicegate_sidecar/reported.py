@@ -11,9 +11,11 @@ Invariants:
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 #: How much is kept of either edge: a usage object has some 300 bytes, llama.cpp's timings 250, and at most
 #: a short list of transfer parameters comes after them.
@@ -30,7 +32,25 @@ _PLAIN_COUNTS: Final = re.compile(
     rb'(?<!\\)"(tokens_predicted|tokens_evaluated|generated_tokens)"\s*:\s*(\d{1,12})\b'
 )
 
-_decode: Final = msgspec.json.Decoder().decode
+
+class Message(Struct, gc=False):
+    """What a whole body and an event have in common: every place in which an engine reports something.
+
+    Nothing else is decoded, so that an answer's text, or an embedding's numbers, are passed over and not built.
+    None where absent; the values are of any type.
+    """
+
+    usage: Any = None
+    timings: Any = None  # llama.cpp
+    details: Any = None  # TGI
+    meta_info: Any = None  # SGLang
+    tokens_predicted: Any = None  # llama.cpp's own API, as the next two
+    tokens_evaluated: Any = None
+    stop: Any = None
+    error: Any = None
+    object: Any = None
+    code: Any = None  # of a message that is an error itself, as its type
+    type: Any = None
 
 
 class UsageReader:
@@ -81,10 +101,9 @@ class UsageReader:
             output = count(usage.get("output_tokens"))
         if prompt is None and output is None:
             prompt = count(usage.get("total_tokens"))  # rerank
-        for key in ("prompt_tokens_details", "input_tokens_details"):
-            details = usage.get(key)
-            if isinstance(details, dict):
-                cached = count(details.get("cached_tokens"))
+        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+        if isinstance(details, dict):
+            cached = count(details.get("cached_tokens"))
         # A later report of Anthropic's repeats the prompt as zero.
         if prompt is not None and (prompt or self.prompt_tokens is None):
             self.prompt_tokens = prompt
@@ -113,33 +132,35 @@ class UsageReader:
     def _take_error(self, error: Any) -> None:
         if isinstance(error, dict):
             error = error.get("code") or error.get("type")
+        elif isinstance(error, Message):
+            error = error.code or error.type
         # A bare string is a message, and a message may quote the prompt.
         known = isinstance(error, int) or (isinstance(error, str) and error.replace("_", "").isalnum())
         self.error = str(error)[:MAX_ERROR_CHARS] if known else "error"
 
-    def _take_message(self, message: dict[str, Any]) -> None:
+    def _take_message(self, message: Message) -> None:
         """Read what a whole body and an event have in common."""
-        if message.get("usage") is not None:
-            self._take_usage(message["usage"])
-        if "tokens_predicted" in message:
-            self._take_counts(message.get("tokens_evaluated"), message.get("tokens_predicted"))
-            self.finished = self.finished or message.get("stop") is True
-        details = message.get("details")
+        if message.usage is not None:
+            self._take_usage(message.usage)
+        if message.tokens_predicted is not None:
+            self._take_counts(message.tokens_evaluated, message.tokens_predicted)
+            self.finished = self.finished or message.stop is True
+        details = message.details
         if isinstance(details, dict):
             prefill = details.get("prefill")
             prompt = len(prefill) if isinstance(prefill, list) and prefill else details.get("input_length")
             self._take_counts(prompt, details.get("generated_tokens"))
             self.finished = True
-        meta = message.get("meta_info")
+        meta = message.meta_info
         if isinstance(meta, dict):
             self._take_counts(
                 meta.get("prompt_tokens"), meta.get("completion_tokens"), meta.get("cached_tokens")
             )
-        if "timings" in message:
-            self._take_timings(message["timings"])
-        if message.get("error") is not None:
-            self._take_error(message["error"])
-        elif message.get("object") == "error":
+        if message.timings is not None:
+            self._take_timings(message.timings)
+        if message.error is not None:
+            self._take_error(message.error)
+        elif message.object == "error":
             self._take_error(message)
 
     def _take_edges(self, head: bytes, tail: bytes) -> None:
@@ -153,12 +174,16 @@ class UsageReader:
             for fragment in _FRAGMENTS.finditer(edge):
                 value = _object_at(edge, fragment.end())
                 if value is not None:
-                    self._take_message({fragment[1].decode(): value})
+                    self._take_message(Message(**{fragment[1].decode(): value}))
 
 
-def decoded(text: bytes) -> Any:
+_decode: Final = msgspec.json.Decoder().decode
+
+
+def decoded(text: bytes, decode: Callable[[bytes], Any] = _decode) -> Any:
+    """Return what the decoder makes of the text; None where it cannot, whatever is in it."""
     try:
-        return _decode(text)
+        return decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 

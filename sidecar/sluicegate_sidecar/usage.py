@@ -13,10 +13,13 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
+
+import msgspec
+from msgspec import Raw
 
 from sluicegate_sidecar.event_stream import EventStreamReader
-from sluicegate_sidecar.reported import EDGE_BYTES, UsageReader, decoded
+from sluicegate_sidecar.reported import EDGE_BYTES, Message, UsageReader, decoded
 
 __all__ = ["EventStreamReader", "JsonReader", "UsageReader", "reader_for"]
 
@@ -24,6 +27,9 @@ __all__ = ["EventStreamReader", "JsonReader", "UsageReader", "reader_for"]
 MAX_WHOLE_BYTES: Final = 65_536
 #: Pieces of a JSON body that are kept apart before they are joined.
 MAX_PIECES: Final = 64
+
+_decode_message: Final = msgspec.json.Decoder(Message).decode
+_decode_list: Final = msgspec.json.Decoder(list[Raw]).decode
 
 
 class JsonReader(UsageReader):
@@ -56,19 +62,20 @@ class JsonReader(UsageReader):
         if tail is not None:
             self._take_edges(body, tail)
             return 0
-        document = decoded(body)
-        if isinstance(document, dict):
-            self._take_message(document)
-        elif isinstance(document, list):
-            self._take_batch(document)
+        message = decoded(body, _decode_message)
+        if message is not None:
+            self._take_message(message)
+        else:
+            self._take_batch(body)
         return 0
 
-    def _take_batch(self, documents: list[Any]) -> None:
+    def _take_batch(self, body: bytes) -> None:
         """Add up the answers to a list of prompts (SGLang, llama.cpp)."""
-        for document in documents:
-            if isinstance(document, dict):
+        for answer in decoded(body, _decode_list) or ():
+            message = decoded(answer, _decode_message)
+            if message is not None:
                 one = UsageReader()
-                one._take_message(document)
+                one._take_message(message)
                 self.prompt_tokens = _sum(self.prompt_tokens, one.prompt_tokens)
                 self.completion_tokens = _sum(self.completion_tokens, one.completion_tokens)
                 self.cached_tokens = _sum(self.cached_tokens, one.cached_tokens)
