@@ -133,7 +133,7 @@ class Controller:
             request.predicted_ttft_s = scene.ttft_s
             reason = decide(scene)
             if reason is not SLO_UNREACHABLE:
-                self.predictor.classes[request.class_index].arrivals.add(now)
+                self.predictor.classes[request.class_index].arrived(now)
             if reason is not None:
                 self._end(request, REJECTED, reason)
                 return (Reject(request, self.refusals.refuse(now, reason, scene)),)
@@ -168,7 +168,7 @@ class Controller:
         request.stage = DECODE
         request.first_token_at = request.last_token_at = now
         request.tokens_out = 1
-        self.engine.prefill_done(request)
+        self.engine.begun(now, request)
         self.pace.enter(now, request.class_index)
         if now >= self._service_due:
             self._service_due = now + LESSON_EVERY_S

@@ -24,8 +24,9 @@ SERVICE_MEMORY: Final = 128
 HOLDING_MEMORY: Final = 32
 #: Least share of a silent answer's time that is taken for its service: the gap is not known that well.
 MIN_SILENT_SHARE: Final = 0.02
-#: Memory of a class's arrivals, for the slots kept for it.
-ARRIVALS_TAU_S: Final = 30.0
+#: Memories of a class's arrivals, for the slots kept for it: the greater rate counts, so that slots are kept from
+#: the first seconds of a burst on, and not given away in its first lull.
+ARRIVALS_TAU_S: Final = (5.0, 30.0)
 #: How much of the service line's own error is added where a miss must be avoided: about the 90th percentile
 #: of errors that fall off exponentially (ln 10 = 2.3 mean deviations).
 CAUTION: Final = 2.3
@@ -36,12 +37,21 @@ MAX_CAUTION: Final = 2.0
 class ClassTimes:
     """What is learned of one class."""
 
-    __slots__ = ("arrivals", "drain", "holding_s")
+    __slots__ = ("_arrivals", "drain", "holding_s")
 
     def __init__(self) -> None:
         self.drain = Drain()
         self.holding_s = Mean(HOLDING_MEMORY)
-        self.arrivals = DecayingRate(ARRIVALS_TAU_S)
+        self._arrivals = tuple(DecayingRate(tau_s) for tau_s in ARRIVALS_TAU_S)
+
+    def arrived(self, now: float) -> None:
+        """One request came that an idle engine would have served."""
+        for rate in self._arrivals:
+            rate.add(now)
+
+    def arrivals_per_s(self, now: float) -> float:
+        """The greater of the rates."""
+        return max(rate.at(now) for rate in self._arrivals)
 
 
 class Predictor:
@@ -146,7 +156,7 @@ class Predictor:
         """Offered load of a class in Erlangs: arrivals a second x mean holding time, s; 0.0 before any end."""
         times = self.classes[class_index]
         holding_s = times.holding_s.value
-        return times.arrivals.at(now) * holding_s if holding_s is not None else 0.0
+        return times.arrivals_per_s(now) * holding_s if holding_s is not None else 0.0
 
     def state(self, now: float) -> dict[str, object]:
         """What has been learned, for `/debug/state`."""
@@ -164,7 +174,7 @@ class Predictor:
                 name: {
                     "drain_requests_per_s": rates[1] if (rates := times.drain.rates(now)) else None,
                     "holding_s": times.holding_s.value,
-                    "arrivals_per_s": times.arrivals.at(now),
+                    "arrivals_per_s": times.arrivals_per_s(now),
                     "load_erlangs": self.load(now, index),
                 }
                 for index, (name, times) in enumerate(zip(self._names, self.classes, strict=True))
