@@ -391,6 +391,7 @@ async def test_head_answered_with_content_anyway():
         client.send(b"HEAD / HTTP/1.1\r\nHost: g\r\nConnection: close\r\n\r\n")
         await client.head()
         assert await client.rest() == b""
+        assert g.engine.connections == 4
 
 
 @pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])

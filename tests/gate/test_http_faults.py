@@ -325,11 +325,31 @@ async def test_a_client_that_takes_nothing_is_gone_after_a_while():
             side.send(b"400\r\n" + b"x" * 1024 + b"\r\n")
             await side.writer.drain()
 
-    async with gate(script, App(keeps_bodies=False), Limits(stall_s=FAST)) as g:
+    # The engine is silent all the while, since it is held back: that is not its fault.
+    async with gate(script, App(keeps_bodies=False), Limits(stall_s=6 * FAST, inter_chunk_s=FAST)) as g:
         client = await g.client()
         client.writer.transport.pause_reading()
         client.send(request())
+        await until(lambda: g.app.ends)
+        assert g.app.ends == [End.CLIENT_GONE]
+
+
+async def test_a_client_that_takes_nothing_and_half_closes_is_gone_at_once():
+    async def script(side: EngineSide) -> None:
+        await side.request()
+        side.send(HEAD)
+        while True:
+            side.send(b"400\r\n" + b"x" * 1024 + b"\r\n")
+            await side.writer.drain()
+
+    async with gate(script, App(keeps_bodies=False)) as g:
+        client = await g.client()
+        client.writer.transport.pause_reading()
+        client.send(request())
+        await until(lambda: any(side.write_paused for side in g.server._clients))
+        client.writer.write_eof()
         await until(lambda: g.app.ends == [End.CLIENT_GONE])
+        await until(lambda: g.server.open_connections == 0)
 
 
 # ---- the application ----------------------------------------------------------------------------------

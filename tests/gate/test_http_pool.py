@@ -17,7 +17,8 @@ async def test_the_trap_an_engine_that_closes_after_each_response_without_saying
     async def script(side: EngineSide) -> None:
         await side.request()
         side.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n")
-        side.close()
+        side.shut()
+        await side.rest()
 
     async with gate(script) as g:
         client = await g.client()
@@ -29,7 +30,7 @@ async def test_the_trap_an_engine_that_closes_after_each_response_without_saying
         assert g.app.ends == [End.COMPLETE] * count
         pool = g.server.pool
         assert g.engine.connections == count
-        assert pool.connects == count
+        assert (pool.connects, pool.stale, pool.retries) == (count, count - 1, 0)
 
 
 async def test_a_connection_closed_as_the_request_is_under_way_is_retried_once():

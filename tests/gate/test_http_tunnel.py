@@ -86,6 +86,26 @@ async def test_a_tunnel_whose_client_does_not_read_holds_little():
         assert connection.transport.get_write_buffer_size() < 64 * 1024
 
 
+async def test_a_tunnel_whose_engine_does_not_read_holds_little():
+    async def deaf(side: EngineSide) -> None:
+        await side.request()
+        side.send(SWITCH + b"hello")
+        side.writer.transport.pause_reading()
+        await asyncio.Event().wait()
+
+    async with gate(deaf) as g:
+        client = await opened(g)
+        client.send(b"x" * 40_000_000)
+        connection = next(iter(g.server.pool._open))
+        await until(lambda: connection._write_paused)
+        for _ in range(100):
+            await g.turn_of_the_gate()
+        assert connection.transport.get_write_buffer_size() < 1_000_000
+        # Reading from the client is paused, so that only the sweep can see that it is gone.
+        client.reset()
+        await until(lambda: g.app.ends == [End.COMPLETE])
+
+
 @pytest.mark.parametrize("leave", ["close", "reset"])
 async def test_the_client_leaves(leave):
     async with gate(mirror) as g:
@@ -122,6 +142,22 @@ async def test_the_engine_half_closes_and_still_reads():
         client.send(b"last")
         await got.wait()
         client.writer.write_eof()
+        await until(lambda: g.app.ends == [End.COMPLETE])
+
+
+async def test_the_client_half_closes_and_still_reads():
+    async def script(side: EngineSide) -> None:
+        await side.request()
+        side.send(SWITCH + b"hello")
+        assert await side.rest() == b"last"
+        await g.turn_of_the_gate()
+        side.send(b"answer")
+
+    async with gate(script) as g:
+        client = await opened(g)
+        client.send(b"last")
+        client.writer.write_eof()
+        assert await client.rest() == b"answer"
         await until(lambda: g.app.ends == [End.COMPLETE])
 
 

@@ -212,10 +212,12 @@ class ClientConnection(RequestReader):
 
     def has_left(self) -> bool:
         """Whether the client closed while the loop could not see it, because reading is paused."""
-        if not self.read_paused or self.transport is None or self.server.limits.half_close or not _RDHUP:
+        if not self.read_paused or self.transport is None:
             return False
+        # In a tunnel, and where half-closing is allowed, the end of one direction is no leaving.
+        half = self.state == TUNNEL or self.server.limits.half_close
         poll = select.poll()
-        poll.register(self.transport.get_extra_info("socket").fileno(), _RDHUP)
+        poll.register(self.transport.get_extra_info("socket").fileno(), 0 if half else _RDHUP)
         return bool(poll.poll(0))
 
     # ---- for the tunnel -------------------------------------------------------------------------------
@@ -266,7 +268,9 @@ class ClientConnection(RequestReader):
             if self._exchange is not None and (stalled or self.has_left()):
                 self._exchange.client_gone()
         elif state == TUNNEL:
-            if self._tunnel is not None:
+            if self.has_left():
+                self.abort()
+            elif self._tunnel is not None:
                 self._tunnel.sweep(now_s, limits.tunnel_idle_s)
         elif state == LINGER:
             if phase_s >= limits.linger_s:

@@ -279,11 +279,12 @@ class EngineConnection(ResponseReader):
         self._out = []
         if exchange is None or exchange.ended:
             return
-        if self._passed and self._until_close and clean:
+        if self._until_close and clean:
             exchange.response_end(b"")
         elif self._head_bytes:
             exchange.engine_failed(End.ENGINE_RESET_MIDSTREAM)
-        elif self._served and exchange.may_retry():
+        elif self._served:
+            exchange.detach()
             self._pool.retry(exchange)
         else:
             exchange.engine_failed(End.ENGINE_RESET_EARLY)

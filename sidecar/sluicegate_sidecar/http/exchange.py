@@ -7,6 +7,7 @@ Invariants:
 - It ends exactly once, by `_end`, which is also the only place that calls `listener.on_end`.
 - The body is held until the first byte of a response, so that one retry is possible when an idle engine
   connection turns out to have been closed: only if that connection had served before and not one byte came.
+  The second try is on a new connection, which has not served before: so there is no third.
 - What an application callback raises is logged and goes no further; a listener that raised while the response
   passed hears nothing more of it but the end.
 - No byte of a second response is ever written: a failure after the head was written cuts the connection, so
@@ -56,7 +57,6 @@ class Exchange(InboundRequest):
         "_head",
         "_hear",
         "_response_headers",
-        "_retried",
         "_state",
         "head_sent",
         "listener",
@@ -74,7 +74,6 @@ class Exchange(InboundRequest):
         self.listener: ExchangeListener | None = None
         self._state = _WAITING
         self._engine: EngineConnection | None = None
-        self._retried = False
         self._extra_headers: Headers = ()
         self._response_headers: Headers = ()
         self.head_sent = False  # a final response has begun, or is in `_head`
@@ -170,16 +169,10 @@ class Exchange(InboundRequest):
     def attach(self, engine: EngineConnection) -> None:
         """An engine connection serves this exchange from now on."""
         self._engine = engine
-        if self._client.write_paused:
-            engine.pause()
 
-    def may_retry(self) -> bool:
-        """Whether to try again on a new connection; at most once."""
-        if self._retried or self._state != _FORWARDED or self.head_sent:
-            return False
-        self._retried = True
+    def detach(self) -> None:
+        """The engine connection is of no use; the request will be sent on another."""
         self._engine = None
-        return True
 
     @property
     def head_pending(self) -> bool:
