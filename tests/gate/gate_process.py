@@ -260,7 +260,7 @@ class GateProcess:
         """Wait until nothing is in flight: no ticket held, counts close, no byte and no descriptor too many."""
         state = await self.until_state(lambda s: not s["in_flight"] and not s["http"]["body_bytes_held"])
         assert (state["waiting"], state["running"]) == (0, 0)
-        assert state["engine"]["prefilling"] == state["engine"]["prefill_backlog_tokens"] == 0
+        assert (state["engine"]["prefilling"], state["engine"]["prefill_backlog_tokens"]) == (0, 0)
         assert state["learned"]["pace"]["residents"] == 0
         for counts in state["classes"].values():
             assert counts["in_flight"] == 0

@@ -117,14 +117,16 @@ async def test_a_real_engine_that_dies_in_mid_stream_and_comes_back(llama: Llama
             await asyncio.to_thread(llama.kill)
             assert b"[DONE]" not in await client.rest()
             client.close()
-            # Whoever waited is told that nobody is home, or goes on waiting for the engine: it comes back.
         finally:
             await asyncio.to_thread(llama.start)
+        # Who waited was handed over to a port that was just closing, or went on waiting until the engine was back.
         answer = await waits.response()
         waits.close()
         assert answer.complete
+        assert answer.status in (200, 502, 503)
         if answer.status != 200:
-            assert_nobody_home(answer)
+            assert reason(answer) in ("engine_reset_early", "engine_refused", "engine_down")
+            assert number(answer, b"retry-after") >= 1
         assert await failed(gate, "engine_reset_midstream") == 1
         await gate.until_state(lambda s: s["engine"]["status"] == "up")
         await gate.works()
