@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,14 +13,12 @@ from pathlib import Path
 import pytest
 from tests.gate.wire import (
     PATIENCE_S,
-    SMALL_BUFFER_BYTES,
     App,
     ClientSide,
     Engine,
     EngineSide,
     gate,
     request,
-    turn,
     until,
 )
 
@@ -29,8 +26,8 @@ from sluicegate_sidecar.http import Limits, serve
 
 READERS = 200
 GROWTH_BYTES = 5_000_000
-#: Turns of the loop without a byte moving, after which the gate is taken to hold all that it will hold.
-QUIET_TURNS = 300
+#: Requests answered without a byte of a stream moving, after which the gate holds all that it will hold.
+QUIET_REQUESTS = 100
 
 
 async def passes_on(upstream_port: int) -> None:
@@ -74,12 +71,8 @@ class Flood:
         self.flooding = 0
 
     async def __call__(self, side: EngineSide) -> None:
-        sock = side.writer.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER_BYTES)
-        message = await side.request()
-        if message.start.startswith(b"POST /small"):
+        while (await side.request()).start.startswith(b"POST /small"):
             side.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-            message = await side.request()
         side.send(b"HTTP/1.1 200 OK\r\n" + self.framing + b"\r\n")
         self.flooding += 1
         event = b"data: " + b"x" * 120 + b"\n\n"
@@ -89,13 +82,16 @@ class Flood:
             await side.writer.drain()
             self.sent += len(piece)
 
-    async def quiet(self) -> None:
-        """Wait until nothing more can be sent."""
-        still, last = 0, -1
-        while still < QUIET_TURNS:
-            await turn()
-            still = still + 1 if self.sent == last else 0
+    async def quiet(self, port: int) -> None:
+        """Wait until nothing more can be sent: no byte moves while the gate has many turns, each of them seen
+        in the answer to another request."""
+        other = await ClientSide.connect(port)
+        last = -1
+        while self.sent != last:
             last = self.sent
+            for _ in range(QUIET_REQUESTS):
+                assert (await other.ask(path=b"/small")).status == 200
+        other.close()
 
 
 @pytest.mark.slow
@@ -116,7 +112,7 @@ async def test_memory_behind_stuck_readers_of_a_fast_stream(framing):
         for client in clients:
             client.send(request(b"POST", b"/flood"))
         await until(lambda: flood.flooding == READERS)
-        await flood.quiet()
+        await flood.quiet(port)
         assert flood.sent > READERS * 100_000, "the streams were not fast: nothing was put to the test"
         grown = resident_bytes(pid) - before
         print(f"{READERS} stuck readers: {grown / 1e6:.2f} MB more, {flood.sent / 1e6:.0f} MB sent")
@@ -139,8 +135,8 @@ async def test_what_one_stuck_reader_can_make_the_gate_hold():
         client.writer.transport.pause_reading()
         client.send(request())
         await until(lambda: flood.flooding)
-        await flood.quiet()
-        connection = next(iter(g.server._clients))
+        await flood.quiet(g.server.port)
+        connection = next(side for side in g.server._clients if side.write_paused)
         held = connection.transport.get_write_buffer_size()
         most = limits.client_buffer_bytes + limits.engine_read_bytes + 16
         assert 0 < held <= most

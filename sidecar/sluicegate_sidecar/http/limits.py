@@ -59,8 +59,8 @@ class Limits:
 
         half_close: False: a client that closes its sending side while its request is pending has left. True:
             it is answered still. See `client.py` for why False is the default.
-        client_buffer_bytes: unsent bytes for one client above which the engine is held back. Low: what a
-            slow reader has not taken belongs into the kernel's buffers and into the engine, not here.
+        client_buffer_bytes: unsent bytes for one client above which the engine is held back. None at all:
+            what a slow reader has not taken belongs into the kernel's buffers and into the engine, not here.
         engine_buffer_bytes: unsent bytes of a request above which its body is held back.
         engine_read_bytes: most bytes taken from an engine connection at once; one buffer for all.
         body_write_bytes: most bytes of a body written to the engine at once, and most read from a client
@@ -93,7 +93,7 @@ class Limits:
     tunnel_idle_s: float = 300.0
 
     half_close: bool = False
-    client_buffer_bytes: int = 4 * KIB
+    client_buffer_bytes: int = 0
     engine_buffer_bytes: int = 64 * KIB
     engine_read_bytes: int = 16 * KIB
     body_write_bytes: int = 128 * KIB
