@@ -186,13 +186,17 @@ class Gate:
         #: Called when a request could not reach the engine: whoever watches the engine should look again.
         self.on_engine_refused: Callable[[], None] = lambda: None
         self._salt = client_salt
-        self._classifier = Classifier(policy, salt=client_salt)
+        self._classify_by(policy)
         self._id_prefix = secrets.token_hex(6).encode()
         self._ids = count(1)
         self._effects: deque[Effect] = deque()
         self._applying = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = NEVER
+
+    def _classify_by(self, policy: Policy) -> None:
+        self._classifier = Classifier(policy, salt=self._salt)
+        self._reads_paths = any(rule.path is not None for rule in policy.classify.rules)
 
     # The data path's calls.
 
@@ -216,7 +220,7 @@ class Gate:
 
     def reconfigure(self, policy: Policy) -> None:
         """Put another policy in force; nothing in flight is lost."""
-        self._classifier = Classifier(policy, salt=self._salt)
+        self._classify_by(policy)
         self.generation += 1
         self.apply(self.controller.reconfigure(self.clock(), policy))
 
@@ -291,13 +295,14 @@ class Gate:
     def _read(self, exchange: Exchange, endpoint: Endpoint) -> Request:
         header = exchange.header
         facts = parse_facts(endpoint, header(b"content-type"), exchange.body)
-        model = facts.model or endpoint.model
-        class_index, client = self._classifier.classify(header, model, exchange.path.decode("latin-1"))
+        class_index, client = self._classifier.classify(
+            header, facts.model, exchange.path.decode("latin-1") if self._reads_paths else ""
+        )
         retries = header(b"x-stainless-retry-count")
         return Request(
             class_index=class_index,
             client=client,
-            model=model,
+            model=facts.model,
             prompt_bytes=facts.prompt_bytes,
             known_prompt_tokens=facts.prompt_tokens_exact,
             max_output_tokens=facts.max_output_tokens,
