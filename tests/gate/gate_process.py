@@ -449,6 +449,11 @@ class Call:
         self._side = side
         self._over = asyncio.Event()
 
+    def _write(self, data: bytes) -> None:
+        """To a gate that has left, nothing: an engine notices late."""
+        if not self._side.writer.transport.is_closing():
+            self._side.send(data)
+
     @property
     def prompt(self) -> str:
         """Content of the last message."""
@@ -458,17 +463,17 @@ class Call:
     def begin(self, *first: bytes) -> None:
         """Begin a stream, with these events."""
         head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
-        self._side.send(head + b"Connection: close\r\n\r\n")
+        self._write(head + b"Connection: close\r\n\r\n")
         self.send(*first)
 
     def send(self, *events: bytes) -> None:
         for one in events:
-            self._side.send(b"%x\r\n%b\r\n" % (len(one), one))
+            self._write(b"%x\r\n%b\r\n" % (len(one), one))
 
     def end(self, *last: bytes) -> None:
         """End the stream, with these events and `[DONE]`."""
         self.send(*last, DONE)
-        self._side.send(b"0\r\n\r\n")
+        self._write(b"0\r\n\r\n")
         self._over.set()
 
     def stream(self, *events: bytes) -> None:
@@ -480,12 +485,12 @@ class Call:
         """A whole JSON answer."""
         data = json.dumps(body).encode()
         head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
-        self._side.send(head.encode() + b"Connection: close\r\n\r\n" + data)
+        self._write(head.encode() + b"Connection: close\r\n\r\n" + data)
         self._over.set()
 
     def raw(self, data: bytes) -> None:
         """Say that and nothing more."""
-        self._side.send(data)
+        self._write(data)
         self._over.set()
 
     def cut(self) -> None:
