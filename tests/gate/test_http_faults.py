@@ -441,6 +441,19 @@ async def test_a_listener_that_raises_does_no_harm(name, caplog):
             listener.ends = listener.ends or [End.COMPLETE]
 
 
+async def test_an_application_whose_error_hook_raises_does_no_harm(caplog):
+    async with gate() as g:
+
+        def broken(kind: str) -> None:
+            raise BrokenError
+
+        g.app.on_protocol_error = broken
+        client = await g.client()
+        client.send(b"nonsense\r\n\r\n")
+        assert (await client.response()).status == 400
+        assert "on_protocol_error of the application failed" in caplog.text
+
+
 async def test_a_failure_reply_that_raises_falls_back(caplog):
     async with gate() as g:
         break_at(g, "failure_reply")

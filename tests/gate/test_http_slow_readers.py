@@ -166,3 +166,60 @@ async def test_an_engine_that_reads_slowly_holds_the_body_back():
         assert connection.transport.get_write_buffer_size() <= most
         go_on.set()
         assert (await client.response()).status == 200
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_slow_reader_gets_all_of_it_in_the_end(chunked):
+    body = bytes(range(256)) * 80_000
+
+    async def script(side: EngineSide) -> None:
+        while True:
+            await side.request()
+            if chunked:
+                side.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+                for at in range(0, len(body), 3000):
+                    piece = body[at : at + 3000]
+                    side.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+                side.send(b"0\r\n\r\n")
+            else:
+                side.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    async with gate(script, App(keeps_bodies=False)) as g:
+        client = await g.client()
+        for _ in range(2):
+            client.writer.transport.pause_reading()
+            client.send(request())
+            await until(lambda: any(side.write_paused for side in g.server._clients))
+            client.writer.transport.resume_reading()
+            message = await client.response()
+            assert message.complete
+            assert message.body == body
+        assert g.engine.connections == 1
+
+
+async def test_requests_behind_a_response_that_is_not_taken_wait():
+    """Otherwise a client that pipelines and never reads would fill the gate with answers."""
+    app = App(lambda exchange: exchange.refuse(429, (), b"x" * 1_000_000))
+    async with gate(app=app) as g:
+        client = await g.client()
+        client.writer.transport.pause_reading()
+        client.send(request() * 50)
+        await until(lambda: any(side.write_paused for side in g.server._clients))
+        asked = len(app.requests)
+        for _ in range(100):
+            await g.turn_of_the_gate()
+        assert len(app.requests) == asked < 50
+        client.writer.transport.resume_reading()
+        for _ in range(50):
+            assert len((await client.response()).body) == 1_000_000
+
+
+@pytest.mark.parametrize("headers", [(), (b"Connection: close",)])
+async def test_a_client_that_never_takes_its_last_answer_is_closed(headers):
+    app = App(lambda exchange: exchange.refuse(429, (), b"x" * 20_000_000))
+    async with gate(app=app, limits=Limits(stall_s=0.1)) as g:
+        client = await g.client()
+        client.writer.transport.pause_reading()
+        client.send(request(b"POST", b"/", b"", *headers))
+        await until(lambda: app.ends)
+        await until(lambda: g.server.open_connections == 0)

@@ -260,8 +260,6 @@ class EngineConnection(ResponseReader):
     def _finish(self, reuse: bool) -> None:
         if reuse:
             self._reset()
-            if self._paused:
-                self.resume()
             self._pool.give_back(self)
         else:
             self.discard()
