@@ -175,12 +175,14 @@ class ClassQueue:
 class Line:
     """All classes' queues."""
 
-    __slots__ = ("count", "queues", "virtual")
+    __slots__ = ("count", "joined_level", "joins", "queues", "virtual")
 
     def __init__(self, weights: list[int]) -> None:
         self.queues = [ClassQueue(float(w)) for w in weights]
         self.virtual = 0.0
         self.count = 0
+        self.joins = 0
+        self.joined_level = 0.0
 
     def append(self, request: Request) -> None:
         queue = self.queues[request.class_index]
@@ -188,6 +190,8 @@ class Line:
             level = min((q.tag for q in self.queues if q.count), default=self.virtual)
             if queue.tag < level:
                 queue.tag = level
+            self.joins += 1
+            self.joined_level = level
         queue.append(request)
         self.count += 1
 
@@ -224,6 +228,7 @@ class Line:
         flow = request.flow
         assert isinstance(flow, Flow)
         self.virtual = queue.tag
+        request.joins_at_take = self.joins
         queue.tag += request.cost / queue.weight
         queue.unlink(request)
         self.count -= 1
@@ -236,7 +241,12 @@ class Line:
             return
         queue = flow.queue
         difference = true_cost - request.cost
-        queue.tag = max(queue.tag + difference / queue.weight, 0.0)
+        # Who joined since joined at the level that the estimates stood at then: a refund of what was charged
+        # before must not put its class ahead of the newcomer.
+        least = 0.0
+        if difference < 0.0 and request.joins_at_take != self.joins:
+            least = min(queue.tag, self.joined_level)
+        queue.tag = max(queue.tag + difference / queue.weight, least)
         flow.tag = max(flow.tag + difference, 0.0)
 
     def ahead_of(self, class_index: int, client: str, cost: float) -> tuple[float, float]:

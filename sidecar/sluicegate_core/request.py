@@ -47,7 +47,7 @@ class Request:
         # Predictions made at arrival and at hand-over, for the gate's own error.
         "predicted_ttft_s", "predicted_service_s", "backlog_at_start",
         # State.
-        "stage", "was_queued", "tokens_out", "flow", "previous", "next", "sequence", "stats",
+        "stage", "was_queued", "tokens_out", "flow", "joins_at_take", "previous", "next", "sequence", "stats",
     )  # fmt: skip
 
     def __init__(
@@ -97,6 +97,7 @@ class Request:
         self.was_queued = False
         self.tokens_out = 0
         self.flow: object = None
+        self.joins_at_take = 0
         self.previous: Request | None = None
         self.next: Request | None = None
         self.sequence = 0
