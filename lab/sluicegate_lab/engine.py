@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import os
 import platform
+import signal
 import socket
 import sys
 import threading
@@ -265,9 +266,11 @@ def main(argv: list[str] | None = None) -> int:
     except EngineError as error:
         print(error, file=sys.stderr, flush=True)
         return EXIT_NO_ENGINE
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):  # before anybody is told that there is something to stop
+        signal.signal(number, lambda *_: stop.set())
     print(f"ready {server.listening_address}", flush=True)
-    with contextlib.suppress(KeyboardInterrupt):
-        threading.Event().wait()
+    stop.wait()
     # The server's own threads hold the interpreter open; there is nothing to save.
     os._exit(0)
 
