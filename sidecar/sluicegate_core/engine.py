@@ -4,7 +4,8 @@ The gate's own counters lead. What the engine reports corrects them (slots, a qu
 when it is older than `SNAPSHOT_FRESH_S`. Slots that nobody reports are found out: an engine that holds a prompt
 far longer than its prefill takes, while others stream, has no room, and the number of streams then is what it
 runs at once. Time passes and one more is tried, ever more rarely while the answer stays the same, so that a wrong
-number does not stay either.
+number does not stay either. A prompt that does not begin although there is a slot for it says nothing of the
+engine, and holds nobody: a single request that hangs must not stop the gate.
 
 Owned by the `Controller`. When to hand over is `handover`'s question; what it costs, `predict`'s.
 """
@@ -13,7 +14,7 @@ from heapq import heappop, heappush
 from typing import Final
 
 from sluicegate_core.effects import EngineSnapshot
-from sluicegate_core.request import PREFILL, Request
+from sluicegate_core.request import Request
 from sluicegate_core.vocabulary import EngineStatus
 
 #: Age at which the engine's own word is no longer believed: three polls of a second, with a margin.
@@ -41,8 +42,9 @@ class EngineView:
     """Occupancy, backlog and slots of the engine."""
 
     __slots__ = (
-        "_departed_at", "_found_at", "_found_slots", "_retry_s", "_snapshot", "_snapshot_at",
-        "_stated_slots", "backlog_bound", "expected", "pending", "pending_tokens", "running", "running_of", "status",
+        "_departed_at", "_found_at", "_found_before", "_found_slots", "_left", "_left_at", "_retry_s", "_snapshot",
+        "_snapshot_at", "_stated_slots", "backlog_bound", "expected", "pending", "pending_tokens", "running",
+        "running_of", "status",
     )  # fmt: skip
 
     def __init__(self, classes: int, stated_slots: int | None) -> None:
@@ -59,6 +61,13 @@ class EngineView:
         self._found_at = 0.0
         self._retry_s = SLOT_RETRY_S
         self._departed_at = 0.0
+        self._left = (
+            0  # slots left since the oldest prompt became the oldest: it could have begun in any of them
+        )
+        self._left_at = 0.0  # when the first of those was
+        self._found_before: tuple[int | None, float] | None = (
+            None  # what the oldest prompt's stall has replaced
+        )
         self._snapshot: EngineSnapshot | None = None
         self._snapshot_at = 0.0
 
@@ -80,14 +89,41 @@ class EngineView:
             done_at = request.started_at + expected_service_s
             heappush(self.expected, (done_at, request.sequence, request))
 
-    def prefill_done(self, request: Request) -> None:
-        """First token, end, or time enough for a silent request."""
-        if request in self.pending:
-            del self.pending[request]
-            self.pending_tokens -= request.prompt_tokens
+    def begun(self, now: float, request: Request) -> None:
+        """The first token came.
+
+        An overdue prompt that is overtaken so is held up by itself, not by the engine. One that is overdue and
+        began when a slot had been left was waiting for it: the engine is full again.
+        """
+        if request not in self.pending:
+            return
+        oldest = next(iter(self.pending))
+        left = self._left
+        if not self._overdue(now, oldest, oldest.started_at):
+            self._no_longer_pending(request)
+        elif oldest is not request:
+            self._hangs_by_itself(oldest)
+            self._no_longer_pending(request)
+        else:
+            self._no_longer_pending(request)
+            if left:
+                self._find_slots(now, self.running - len(self.pending) + left - 1)
+
+    def _no_longer_pending(self, request: Request) -> None:
+        """It is in a slot, or counts as if it were, or has gone."""
+        if next(iter(self.pending)) is request:  # another is the oldest from now on
+            self._left = 0
+            self._found_before = None
+        del self.pending[request]
+        self.pending_tokens -= request.prompt_tokens
 
     def ended(self, now: float, request: Request) -> None:
-        self.prefill_done(request)
+        if request in self.pending:
+            self._no_longer_pending(request)
+        else:
+            if not self._left:
+                self._left_at = now
+            self._left += 1
         self._departed_at = now
         self.running -= 1
         self.running_of[request.class_index] -= 1
@@ -97,8 +133,8 @@ class EngineView:
         expected = self.expected
         while expected and expected[0][0] <= now:
             request = heappop(expected)[2]
-            if request.stage is PREFILL:
-                self.prefill_done(request)
+            if request in self.pending:
+                self._no_longer_pending(request)
 
     def snapshot(self, now: float, snapshot: EngineSnapshot) -> None:
         """The engine's own word. A queue of its own, seen twice running, says that what runs is all it can run;
@@ -125,22 +161,39 @@ class EngineView:
         self._found_at = now
 
     @staticmethod
-    def _overdue(now: float, request: Request) -> bool:
+    def _overdue(now: float, request: Request, since: float) -> bool:
         """Has this prompt had far more time than its prefill takes?"""
         if request.predicted_service_s is None:
             return False
-        return now - request.started_at > STALLED_FACTOR * request.predicted_service_s + STALLED_GRACE_S
+        return now - since > STALLED_FACTOR * request.predicted_service_s + STALLED_GRACE_S
 
     def stalled(self, now: float) -> bool:
-        """True while the oldest prompt handed over is overdue: the engine has no room for it."""
-        for request in self.pending:  # only the first: the oldest
-            if not self._overdue(now, request):
+        """True while the oldest prompt handed over is overdue: the engine has no room for it.
+
+        A full engine begins it as soon as a slot is left. One that has all its time after that, too, and does not
+        begin, hangs by itself: it holds nobody any more, and was no evidence of the number of slots.
+        """
+        while self.pending:
+            oldest = next(iter(self.pending))
+            if not self._overdue(now, oldest, oldest.started_at):
                 return False
-            streaming = self.running - len(self.pending)
-            if streaming:
-                self._find_slots(now, streaming)
-            return True
+            if not self._left:
+                streaming = self.running - len(self.pending)
+                if streaming:
+                    if self._found_before is None:
+                        self._found_before = self._found_slots, self._retry_s
+                    self._find_slots(now, streaming)
+                return True
+            if not self._overdue(now, oldest, self._left_at):
+                return True
+            self._hangs_by_itself(oldest)
         return False
+
+    def _hangs_by_itself(self, request: Request) -> None:
+        """The oldest prompt counts as begun; what was concluded from it is taken back."""
+        if self._found_before is not None:
+            self._found_slots, self._retry_s = self._found_before
+        self._no_longer_pending(request)
 
     def own_service_s(self, now: float, request: Request) -> float:
         """Service of a request whose first token has just come, s, without a wait for a slot inside the engine.
@@ -148,7 +201,7 @@ class EngineView:
         An overdue prompt before whose first token another request left has waited for that one's slot: its
         service began then.
         """
-        if self._departed_at > request.started_at and self._overdue(now, request):
+        if self._departed_at > request.started_at and self._overdue(now, request, request.started_at):
             return now - self._departed_at
         return now - request.started_at
 
