@@ -20,7 +20,7 @@ from sluicegate_core.classify import Classifier
 from sluicegate_core.controller import NEVER, Controller
 from sluicegate_core.effects import Effect, EngineSnapshot, Refusal, Reject, Start, Truth
 from sluicegate_core.policy import Policy
-from sluicegate_core.request import ENDED, PREFILL, Request
+from sluicegate_core.request import DECODE, ENDED, Request
 from sluicegate_core.vocabulary import EngineStatus, Outcome, Reason
 from sluicegate_sidecar.endpoints import Endpoint, endpoint_of
 from sluicegate_sidecar.facts import parse_facts
@@ -85,8 +85,13 @@ class Passage:
         if reader is None:
             return
         tokens = reader.feed(data)
-        if tokens:
-            self._tokens(tokens)
+        if not tokens:
+            return
+        if self.request.stage is DECODE:
+            gate = self.gate
+            gate.controller.progress(gate.clock(), self.request, tokens)
+        else:
+            self._first_tokens(tokens)
 
     def on_end(self, end: End) -> None:
         request = self.request
@@ -124,14 +129,11 @@ class Passage:
 
     # Inside.
 
-    def _tokens(self, tokens: int) -> None:
+    def _first_tokens(self, tokens: int) -> None:
         gate, request = self.gate, self.request
         now = gate.clock()
-        if request.stage is PREFILL:
-            gate.apply(gate.controller.first_token(now, request))
-            tokens -= 1
-        if tokens:
-            gate.controller.progress(now, request, tokens)
+        gate.apply(gate.controller.first_token(now, request))
+        gate.controller.progress(now, request, tokens - 1)
 
     def _truth(self) -> Truth:
         reader = self.reader
@@ -141,8 +143,10 @@ class Passage:
         controller, request, reader = self.gate.controller, self.request, self.reader
         if reader is not None:
             tokens = reader.end()
-            if tokens:
-                self._tokens(tokens)
+            if tokens and request.stage is DECODE:
+                controller.progress(now, request, tokens)
+            elif tokens:
+                self._first_tokens(tokens)
         failure: Reason | None = None
         if self.status in _BUSY_STATUSES:
             failure = Reason.ENGINE_BUSY
