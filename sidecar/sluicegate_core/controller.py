@@ -68,7 +68,7 @@ class Controller:
         self.policy = policy
         self.line = Line([c.weight for c in policy.classes])
         self.engine = EngineView(len(policy.classes), policy.engine.slots)
-        self.pace = Pace(policy)
+        self.pace = Pace(policy, self.engine)
         self.predictor = Predictor(policy)
         self.estimator = Estimator()
         self.stats: dict[str, ClassStats] = {c.name: ClassStats(c.name) for c in policy.classes}
@@ -187,7 +187,7 @@ class Controller:
         pace = self.pace
         pace.fresh[request.class_index] += tokens
         if now >= pace.sample_due:
-            pace.sample(now, bool(self.engine.pending))
+            pace.sample(now)
 
     def finish(self, now: float, request: Request, truth: Truth, *, teaches: bool = True) -> Sequence[Effect]:
         """The answer reached the client whole.

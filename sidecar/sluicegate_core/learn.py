@@ -14,12 +14,16 @@ class FittedLine:
     """`y = intercept + slope * x`, by least squares over a sliding memory of about `memory` samples.
 
     Sums are weighted by `1 - 1/memory` per later sample (exponential forgetting; Ljung, System
-    Identification, section 11.2, in its batch form). One pseudo-sample at the origin, never forgotten, makes
-    a line out of samples that all have the same x: two points, the origin and their mean. Neither
-    coefficient is ever negative: if the free fit has a negative one it is set to zero and the other refitted.
+    Identification, section 11.2, in its batch form). Samples that all have the same x make no line by themselves;
+    what makes one of them depends on the quantity:
 
-    Valid for quantities that grow with x and are near zero at zero: service time over prompt tokens, tokens
-    over bytes, gap over batch size.
+    - `from_origin`, for what is near zero at zero (service time over prompt tokens, tokens over bytes): one
+      pseudo-sample at the origin, never forgotten, so that the line leads from there through their mean;
+    - else, for what has a level of its own (gap over batch size): the slope is drawn towards zero by a spread of
+      `FLATNESS`, so that the line is flat until other x have been seen.
+
+    Neither coefficient is ever negative: if the free fit has a negative one it is set to zero and the other
+    refitted.
 
     Attributes (read only; plain, for the hot path):
         slope: y a unit of x; 0.0 before any sample.
@@ -30,7 +34,8 @@ class FittedLine:
     """
 
     __slots__ = (
-        "_forget", "_n", "_sx", "_sxx", "_sxy", "_sy", "intercept", "known", "relative_deviation", "samples", "slope",
+        "_flatness", "_forget", "_n", "_pseudo", "_sx", "_sxx", "_sxy", "_sy", "intercept", "known",
+        "relative_deviation", "samples", "slope",
     )  # fmt: skip
 
     #: Samples before the line is used at all.
@@ -40,9 +45,13 @@ class FittedLine:
     #: A sample further than this factor from the line, once the line is known, is drawn in to it: one stalled
     #: request does not bend the line, and a change of regime still arrives within a few samples.
     CLIP: Final = 4.0
+    #: One sample that is one unit of x away.
+    FLATNESS: Final = 1.0
 
-    def __init__(self, memory: int) -> None:
+    def __init__(self, memory: int, *, from_origin: bool = True) -> None:
         self._forget = 1.0 - 1.0 / memory
+        self._pseudo = 1.0 if from_origin else 0.0
+        self._flatness = 0.0 if from_origin else self.FLATNESS
         self._n = self._sx = self._sy = self._sxx = self._sxy = 0.0
         self.slope = self.intercept = 0.0
         self.relative_deviation = 0.0
@@ -73,8 +82,8 @@ class FittedLine:
             self._refit()
 
     def _refit(self) -> None:
-        n = self._n + 1.0  # with the pseudo-sample at the origin
-        spread = self._sxx - self._sx * self._sx / n
+        n = self._n + self._pseudo
+        spread = self._sxx - self._sx * self._sx / n + self._flatness
         if spread <= 1e-12 * (1.0 + self._sxx):
             self.slope, self.intercept = 0.0, self._sy / self._n
             return

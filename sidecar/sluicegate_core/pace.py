@@ -6,14 +6,17 @@ its time runs on without tokens. Hand-over pauses while that mean is past `SAFET
 the engine is used: a gate that paces by a model of the engine loses half its goodput when the model is 30 %
 off, one that paces by measurement hardly moves when window or safety change by a factor of two (docs/decisions.md).
 
-The learned curve (gap as a line over batch size) only looks one step ahead: it keeps the next stream out when
-the residents would be past their whole SLO with it. It cannot freeze: when residents leave, the gate runs again
-at the batch size in question, and the curve learns what it is like there.
+The learned curve (gap as a line over what runs) only looks one step ahead: it keeps the next request out when
+those inside would be past that share of their SLO with it, prompts that are yet to have their first token included: they
+are what a burst of hand-overs consists of, and no gap shows them. It cannot freeze: when some leave, the gate runs
+again at the batch size in question, and the curve learns what it is like there; and it is flat as long as it has
+seen one batch size only.
 """
 
 import math
 from typing import Final
 
+from sluicegate_core.engine import EngineView
 from sluicegate_core.learn import FittedLine
 from sluicegate_core.policy import Policy
 from sluicegate_core.vocabulary import Hold
@@ -24,7 +27,7 @@ WINDOW_S: Final = 0.4
 SLOS_A_WINDOW: Final = 3.0
 #: Stream time that has decayed to this is gone, s.
 NEGLIGIBLE_STREAM_S: Final = 1e-6
-#: Share of the SLO at which hand-over pauses.
+#: Share of the SLO at which hand-over pauses, whether measured or looked ahead to.
 SAFETY: Final = 0.9
 #: Less observed stream time than this says nothing yet, in seconds of one stream.
 ENOUGH_STREAM_S: Final = 0.05
@@ -60,12 +63,13 @@ class Pace:
         fresh: tokens a class since the windows were last advanced; the path of every chunk adds to it directly.
         sample_due: when `sample` wants to be called, s.
         residents: streams between first token and end.
-        curve: gap over batch size.
+        curve: gap over the number of requests that run.
     """
 
     __slots__ = (
         "_at",
         "_classes",
+        "_engine",
         "_hold",
         "_looked_at",
         "_slos",
@@ -75,7 +79,8 @@ class Pace:
         "sample_due",
     )
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, engine: EngineView) -> None:
+        self._engine = engine
         self._classes = [_ClassGap(c.slo.itl_s) for c in policy.classes]
         self._slos = [c.slo.itl_s for c in policy.classes]
         self._at = 0.0
@@ -84,7 +89,7 @@ class Pace:
         self.fresh = [0] * len(policy.classes)
         self.sample_due = 0.0
         self.residents = 0
-        self.curve = FittedLine(CURVE_MEMORY)
+        self.curve = FittedLine(CURVE_MEMORY, from_origin=False)
 
     def reconfigure(self, policy: Policy, moved: list[int]) -> None:
         """Carry the residents over to the classes of another policy; `moved[old] = new`."""
@@ -134,7 +139,7 @@ class Pace:
         self.residents -= 1
         self._looked_at = -LOOK_EVERY_S
 
-    def sample(self, now: float, prefilling: bool) -> None:
+    def sample(self, now: float) -> None:
         """Teach the curve from what is measured now, at most each `SAMPLE_EVERY_S`.
 
         While prompts are being prefilled the gap says nothing about the batch size, and is left out.
@@ -142,50 +147,49 @@ class Pace:
         if now < self.sample_due:
             return
         self.sample_due = now + SAMPLE_EVERY_S
-        if prefilling or not self.residents:
+        if self._engine.pending or not self.residents:
             return
         self.advance(now)
         stream_s = sum(gap.stream_s for gap in self._classes)
         tokens = sum(gap.tokens for gap in self._classes)
         if tokens >= 2.0 and stream_s >= ENOUGH_STREAM_S:
-            self.curve.add(self.residents, stream_s / tokens)
+            self.curve.add(self._engine.running, stream_s / tokens)
 
     def gap_s(self, class_index: int) -> float | None:
         """Measured mean gap of a class's residents, s; None while unknown."""
         return self._classes[class_index].gap_s()
 
     def next_gap_s(self) -> float | None:
-        """Predicted gap with one more resident, s; None while the curve is unknown."""
-        return self.curve.at(self.residents + 1)
+        """Predicted gap with one more request running, s; None while the curve is unknown."""
+        return self.curve.at(self._engine.running + 1)
 
     def hold(self, now: float) -> Hold | None:
-        """Why no further request may be handed over for the residents' sake, if so.
+        """Why no further request may be handed over for the sake of those inside, if so.
 
-        The answer stands for `LOOK_EVERY_S`, or until a resident comes or goes.
+        What is measured stands for `LOOK_EVERY_S`, or until a resident comes or goes.
         """
-        if not self.residents:
+        if self.residents:
+            if not 0.0 <= now - self._looked_at < LOOK_EVERY_S:
+                self._looked_at = now
+                self._hold = self._look(now)
+            if self._hold is not None:
+                return self._hold
+        ahead_s = self.next_gap_s()
+        if ahead_s is None:
             return None
-        if 0.0 <= now - self._looked_at < LOOK_EVERY_S:
-            return self._hold
-        self._looked_at = now
-        self._hold = self._look(now)
-        return self._hold
+        for running, slo_s in zip(self._engine.running_of, self._slos, strict=True):
+            if running and slo_s is not None and ahead_s > slo_s * SAFETY:
+                return Hold.NEXT_GAP
+        return None
 
     def _look(self, now: float) -> Hold | None:
         self.advance(now)
-        tightest: float | None = None
         for gap, slo_s in zip(self._classes, self._slos, strict=True):
             if slo_s is None or not gap.residents:
                 continue
             measured_s = gap.gap_s()
             if measured_s is not None and measured_s > slo_s * SAFETY:
                 return Hold.GAP
-            if tightest is None or slo_s < tightest:
-                tightest = slo_s
-        if tightest is not None:
-            ahead_s = self.next_gap_s()
-            if ahead_s is not None and ahead_s > tightest:
-                return Hold.NEXT_GAP
         return None
 
     def state(self, now: float) -> dict[str, object]:

@@ -100,6 +100,38 @@ def test_samples_that_all_have_one_x_make_a_line_through_the_origin() -> None:
     assert line.at(1_000.0) == pytest.approx(0.4, rel=0.01)
 
 
+@pytest.mark.parametrize("count", [4, 10, 13, 61])
+def test_a_line_with_a_level_of_its_own_is_the_fit_with_its_slope_drawn_to_zero(count: int) -> None:
+    """Ridge regression on the slope alone: the normal equation of the slope with `FLATNESS` added, in fractions."""
+    rng = random.Random(count)
+    samples = [(float(rng.randint(1, 40)), rng.uniform(0.02, 0.05)) for _ in range(count)]
+    line = FittedLine(64, from_origin=False)
+    for x, y in samples:
+        line.add(x, y)
+    keep = Fraction(1.0 - 1.0 / 64)
+    points = [(keep ** (count - 1 - i), Fraction(x), Fraction(y)) for i, (x, y) in enumerate(samples)]
+    n = sum(w for w, _, _ in points)
+    mean_x = sum(w * x for w, x, _ in points) / n
+    mean_y = sum(w * y for w, _, y in points) / n
+    spread = sum(w * (x - mean_x) ** 2 for w, x, _ in points) + Fraction(FittedLine.FLATNESS)
+    slope = sum(w * (x - mean_x) * (y - mean_y) for w, x, y in points) / spread
+    if slope < 0:
+        slope = Fraction(0)
+    assert line.slope == pytest.approx(float(slope), rel=1e-6, abs=1e-12)
+    assert line.intercept == pytest.approx(float(mean_y - slope * mean_x), rel=1e-6)
+
+
+def test_a_line_with_a_level_of_its_own_is_flat_where_all_x_are_one() -> None:
+    line = FittedLine(64, from_origin=False)
+    for _ in range(50):
+        line.add(1.0, 0.03)
+    assert (line.intercept, line.slope) == (pytest.approx(0.03), pytest.approx(0.0, abs=1e-12))
+    for _ in range(3):
+        line.add(2.0, 0.04)
+    line.add(2.0, 0.04)
+    assert line.slope == pytest.approx(0.008, rel=0.3)
+
+
 def test_samples_at_zero_alone_make_a_flat_line() -> None:
     line = FittedLine(64)
     for _ in range(50):
