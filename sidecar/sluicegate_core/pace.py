@@ -7,8 +7,8 @@ the engine is used: a gate that paces by a model of the engine loses half its go
 off, one that paces by measurement hardly moves when window or safety change by a factor of two (docs/decisions.md).
 
 The learned curve (gap as a line over what runs) only looks one step ahead: it keeps the next request out when
-those inside would be past that share of their SLO with it, prompts that are yet to have their first token included: they
-are what a burst of hand-overs consists of, and no gap shows them. It cannot freeze: when some leave, the gate runs
+those inside would be past that share of their SLO with it. Prompts yet to have their first token count as well:
+a burst of hand-overs consists of them, and no gap shows them. It cannot freeze: when some leave, the gate runs
 again at the batch size in question, and the curve learns what it is like there; and it is flat as long as it has
 seen one batch size only.
 """
