@@ -126,6 +126,8 @@ class Controller:
         self._sequence += 1
         request.sequence = self._sequence
         self.estimator.estimate(request, policy.name)
+        if not request.is_retry:
+            stats.work_offered += request.cost
 
         line = self.line
         if self._enforces:
@@ -210,6 +212,7 @@ class Controller:
         stats.total_s.add(now - request.arrived_at)
         stats.tokens_in += truth.prompt_tokens if truth.prompt_tokens is not None else request.prompt_tokens
         stats.tokens_out += output_tokens or 0
+        stats.work_predicted += request.cost
         if self._within_slo(request, output_tokens):
             stats.served_in_slo += 1
         return self._release(now, request, SERVED, None, truth)
@@ -465,6 +468,9 @@ class Controller:
         del self._running[request]
         if request.stage is DECODE:
             self.pace.leave(now, request.class_index)
+            if outcome is FAILED:
+                assert request.stats is not None
+                request.stats.work_failed += request.prompt_tokens + OUTPUT_TOKEN_COST * request.tokens_out
         self.engine.ended(now, request)
         if request.flow is not None:
             prompt_tokens = truth.prompt_tokens if truth.prompt_tokens is not None else request.prompt_tokens

@@ -62,12 +62,19 @@ class Histogram:
 
 
 class ClassStats:
-    """Everything counted for one class."""
+    """Everything counted for one class.
+
+    Work is in prompt tokens, an output token as `OUTPUT_TOKEN_COST` of them:
+
+    - `work_offered`: as estimated at arrival, of requests that were no retries: one demand is counted once.
+    - `work_predicted`: the same estimates, of those served; what they proved to be is `tokens_in` and `tokens_out`.
+    - `work_failed`: done for requests that failed after their first token.
+    """
 
     __slots__ = (
         "evicted", "failed", "itl_s", "name", "offered", "prediction_ratio", "queue_delay_s",
         "queued", "rejected", "retries", "served", "served_in_slo", "started", "tokens_in", "tokens_out",
-        "total_s", "ttft_s",
+        "total_s", "ttft_s", "work_failed", "work_offered", "work_predicted",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -83,6 +90,9 @@ class ClassStats:
         self.failed: Counter[Reason] = Counter()
         self.tokens_in = 0
         self.tokens_out = 0
+        self.work_offered = 0.0
+        self.work_predicted = 0.0
+        self.work_failed = 0.0
         self.queue_delay_s = Histogram(DELAY_BOUNDS_S)
         self.ttft_s = Histogram(TTFT_BOUNDS_S)
         self.itl_s = Histogram(ITL_BOUNDS_S)
