@@ -4,6 +4,7 @@
     /readyz        200 while this replica should get traffic; 503 says in one word why not; never because of load
     /metrics       Prometheus text or OpenMetrics
     /debug/state   what the gate is doing right now, as JSON
+    /report        what the operator adds up over all gates of a policy, as JSON
     /drain         refuse what comes, and answer when nothing is in flight any more or the time is over
 
 `/drain` takes GET as well as POST, since a preStop hook of Kubernetes can only GET, and there is no way back from
@@ -27,6 +28,7 @@ import msgspec
 
 from sluicegate_core.stats import Histogram
 from sluicegate_core.vocabulary import NOT_READY
+from sluicegate_sidecar.gate_report import GateReport
 from sluicegate_sidecar.http import Exchange, Limits, Server, serve
 from sluicegate_sidecar.metrics import Exposition
 from sluicegate_sidecar.settings import Address
@@ -87,8 +89,9 @@ class LoopLag:
 class Admin:
     """The application: handlers by path and method, over one gate's process."""
 
-    def __init__(self, process: GateProcess, lag: LoopLag) -> None:
+    def __init__(self, process: GateProcess, lag: LoopLag, report: GateReport) -> None:
         self._process = process
+        self._report = report
         self._exposition = Exposition(process, lag.seconds)
         self._tasks: set[asyncio.Task[None]] = set()
         self._routes: dict[bytes, tuple[tuple[bytes, ...], Callable[[Exchange], Awaitable[Answer]]]] = {
@@ -96,6 +99,7 @@ class Admin:
             b"/readyz": ((b"GET", b"HEAD"), self.readyz),
             b"/metrics": ((b"GET", b"HEAD"), self.metrics),
             b"/debug/state": ((b"GET", b"HEAD"), self.state),
+            b"/report": ((b"GET", b"HEAD"), self.report),
             b"/drain": ((b"GET", b"POST"), self.drain),
         }
 
@@ -156,6 +160,10 @@ class Admin:
     async def state(self, _: Exchange) -> Answer:
         """One snapshot, laid out for reading."""
         return _json(snapshot(self._process), pretty=True)
+
+    async def report(self, _: Exchange) -> Answer:
+        """One report, for the operator."""
+        return _json(self._report.build())
 
     async def drain(self, exchange: Exchange) -> Answer:
         """Begin a drain, or join one; `?timeout=SECONDS` bounds the wait, by default as the process's own.
@@ -223,15 +231,17 @@ class AdminServer:
         port: where it listens; the one given by the system where 0 was asked for.
     """
 
-    def __init__(self, admin: Admin, server: Server, lag: LoopLag) -> None:
+    def __init__(self, admin: Admin, server: Server, lag: LoopLag, report: GateReport) -> None:
         self.port = server.port
         self._admin = admin
         self._server = server
         self._lag = lag
+        self._report = report
 
     async def close(self) -> None:
         """Stop listening and close every connection."""
         self._lag.close()
+        self._report.close()
         await self._server.close()
         await self._admin.close()
 
@@ -242,8 +252,9 @@ async def start_admin(process: GateProcess, address: Address) -> AdminServer:
     Raises:
         AdminError: the address cannot be had.
     """
-    lag = LoopLag(asyncio.get_running_loop())
-    admin = Admin(process, lag)
+    loop = asyncio.get_running_loop()
+    lag, report = LoopLag(loop), GateReport(process, loop)
+    admin = Admin(process, lag, report)
     try:
         server = await serve(
             admin,
@@ -255,5 +266,6 @@ async def start_admin(process: GateProcess, address: Address) -> AdminServer:
         )
     except OSError as error:
         lag.close()
+        report.close()
         raise AdminError(error.errno, f"cannot open the admin port on {address}: {_why(error)}") from error
-    return AdminServer(admin, server, lag)
+    return AdminServer(admin, server, lag, report)
