@@ -183,12 +183,14 @@ class Ledger:
 
     def _book_one(self, now: float, entry: _Entry, uid: str, report: GateReport, reported_at: float) -> None:
         seen = self._seen.get(uid)
+        if seen is not None and reported_at <= seen.reported_at:
+            seen.handed_in_at = now  # booked already
+            return
         if seen is not None and seen.report.instance == report.instance:
+            # After a long silence, what came in it is taken at its mean rate: all at once it would be a surge.
             silent_s = reported_at - seen.reported_at
-            if silent_s > 0.0:
-                # After a long silence, what came in it is taken at its mean rate: all at once it would be a surge.
-                share = 1.0 if silent_s <= FRESH_S else min(1.0, entry.span_s / silent_s)
-                _book_difference(entry, report, seen.report, share)
+            share = 1.0 if silent_s <= FRESH_S else min(1.0, entry.span_s / silent_s)
+            _book_difference(entry, report, seen.report, share)
         elif report.uptime_s <= reported_at - self.began_at:
             _book_difference(entry, report, None, 1.0)
         self._seen[uid] = _Seen(report, reported_at, now)
