@@ -28,6 +28,7 @@ from typing import Final
 from cryptography import x509
 
 from sluicegate_operator.certificates.authority import (
+    BACKDATED,
     canonical,
     fingerprint,
     is_own_authority,
@@ -126,9 +127,9 @@ class Plan:
 
 
 def renew_at(certificate: x509.Certificate) -> datetime:
-    """When a third of the certificate's lifetime is left."""
-    ends = certificate.not_valid_after_utc
-    return ends - (ends - certificate.not_valid_before_utc) / 3
+    """When a third of the lifetime is left for which the certificate was issued."""
+    ends, issued = certificate.not_valid_after_utc, certificate.not_valid_before_utc + BACKDATED
+    return ends - max(ends - issued, timedelta()) / 3
 
 
 def plan(now: datetime, stored: Stored, seen: Seen, terms: Terms) -> Plan:
