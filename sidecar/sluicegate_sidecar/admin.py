@@ -5,10 +5,11 @@
     /metrics       Prometheus text or OpenMetrics
     /debug/state   what the gate is doing right now, as JSON
     /report        what the operator adds up over all gates of a policy, as JSON
-    /drain         refuse what comes, and answer when nothing is in flight any more or the time is over
+    /enginez       200 while the engine accepts connections: what a TCP probe of its port would tell
+    /drain         stop admitting, and answer when nothing is in flight any more or the time is over
 
 `/drain` takes GET as well as POST, since a preStop hook of Kubernetes can only GET, and there is no way back from
-it: so the port belongs to the pod and its node, not to clients. Everything else only reads.
+it: where the process has a drain token, whoever asks has to show it. Everything else only reads.
 
 It is an application of the gate's own data path that answers everything itself: one HTTP implementation, hardened
 and bounded once, where a second one would cost the idle gate a quarter of its memory. Limits on what comes in:
@@ -17,6 +18,7 @@ and bounded once, where a second one would cost the idle gate a quarter of its m
 
 import asyncio
 import contextlib
+import hmac
 import logging
 import math
 import os
@@ -47,6 +49,9 @@ LIMITS: Final = Limits(
 )
 #: The longest drain that may be asked for, s: a day.
 MAX_DRAIN_S: Final = 86_400.0
+TOKEN_HEADER: Final = b"x-sluicegate-token"
+#: For the engine to accept a connection, s: a kubelet's own bound on a probe.
+CONNECT_S: Final = 1.0
 #: Between two looks at the loop's lag, s.
 LAG_EVERY_S: Final = 0.25
 LAG_BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
@@ -100,6 +105,7 @@ class Admin:
             b"/metrics": ((b"GET", b"HEAD"), self.metrics),
             b"/debug/state": ((b"GET", b"HEAD"), self.state),
             b"/report": ((b"GET", b"HEAD"), self.report),
+            b"/enginez": ((b"GET", b"HEAD"), self.engine),
             b"/drain": ((b"GET", b"POST"), self.drain),
         }
 
@@ -165,18 +171,35 @@ class Admin:
         """One report, for the operator."""
         return _json(self._report.build())
 
-    async def drain(self, exchange: Exchange) -> Answer:
-        """Begin a drain, or join one; `?timeout=SECONDS` bounds the wait, by default as the process's own.
+    async def engine(self, _exchange: Exchange) -> Answer:
+        """Whether the engine accepts a connection right now; nothing is sent on it."""
+        upstream = self._process.settings.upstream
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                _, writer = await asyncio.open_connection(upstream.host, upstream.port)
+        except OSError as error:  # TimeoutError is one
+            return _json({"accepts": False, "reason": _why(error)}, status=503)
+        writer.transport.abort()  # whoever probes by TCP says no good-bye either
+        return _json({"accepts": True})
 
-        200 in both cases: a hook that fails would not make the pod wait any longer.
+    async def drain(self, exchange: Exchange) -> Answer:
+        """Begin a drain, or join one.
+
+        `?timeout=SECONDS` bounds it, by default as the process's own; `settle=SECONDS` of it are for those who have
+        not heard yet. 200 in both cases: a hook that fails would not make the pod wait any longer.
         """
-        timeout_s = _timeout_s(exchange.target, self._process.settings.drain_timeout_s)
-        if timeout_s is None:
-            error = f"timeout is a number of seconds from 0 to {MAX_DRAIN_S:.0f}"
-            return _json({"error": error}, status=400)
+        settings = self._process.settings
+        token = settings.drain_token
+        if token is not None and not hmac.compare_digest(exchange.header(TOKEN_HEADER) or b"", token):
+            return _json({"error": f"the header {TOKEN_HEADER.decode()} is missing or wrong"}, status=403)
+        timeout_s = _seconds(exchange.target, "timeout", settings.drain_timeout_s)
+        settle_s = _seconds(exchange.target, "settle", 0.0)
+        if timeout_s is None or settle_s is None:
+            name = "timeout" if timeout_s is None else "settle"
+            return _json({"error": f"{name} is a number of seconds from 0 to {MAX_DRAIN_S:.0f}"}, status=400)
         loop = asyncio.get_running_loop()
         since = loop.time()
-        drained = await self._process.drain(timeout_s)
+        drained = await self._process.drain(timeout_s, settle_s)
         waited_s = round(loop.time() - since, 3)
         return _json({"drained": drained, "in_flight": self._process.gate.in_flight, "waited_s": waited_s})
 
@@ -186,22 +209,22 @@ def not_ready(process: GateProcess) -> str | None:
     controller = process.gate.controller
     if process.server is None:
         return "starting"
-    if controller.draining:
+    if process.leaving:
         return "draining"
     if controller.engine.status in NOT_READY:
         return f"engine_{controller.engine.status.value}"
     return None
 
 
-def _timeout_s(target: bytes, otherwise: float) -> float | None:
-    """The bound that the query asks for, s; None where it is no such number."""
+def _seconds(target: bytes, name: str, otherwise: float) -> float | None:
+    """A number of seconds that the query gives; None where it is no such number."""
     query = parse_qs(target.partition(b"?")[2].decode("latin-1"), keep_blank_values=True, max_num_fields=8)
-    if "timeout" not in query:
+    if name not in query:
         return otherwise
     with contextlib.suppress(ValueError):
-        timeout_s = float(query["timeout"][-1])
-        if math.isfinite(timeout_s) and 0.0 <= timeout_s <= MAX_DRAIN_S:
-            return timeout_s
+        seconds = float(query[name][-1])
+        if math.isfinite(seconds) and 0.0 <= seconds <= MAX_DRAIN_S:
+            return seconds
     return None
 
 

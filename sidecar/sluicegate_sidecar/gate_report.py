@@ -65,7 +65,7 @@ class GateReport:
                 "reported_waiting": None if reported is None else reported.waiting,
                 "reported_age_s": controller.engine.snapshot_age_s(now),
             },
-            "draining": controller.draining,
+            "draining": self._process.leaving,
             "classes": self._classes(),
             "work": self._work(now),
         }

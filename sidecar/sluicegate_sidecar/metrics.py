@@ -281,7 +281,7 @@ class GateCollector(Collector):
         yield "policy_last_reload_success", (), float(reload.last_error is None)
         yield "policy_loaded_timestamp_seconds", (), self._wall_offset_s + reload.loaded_at
         yield "policy_info", (reload.content_hash[:HASH_CHARS], reload.mode.value), 1.0
-        yield "draining", (), float(gate.controller.draining)
+        yield "draining", (), float(self._process.leaving)
         yield "build_info", self._versions, 1.0
         yield "event_loop_lag_seconds", (), self._loop_lag_s
 

@@ -79,6 +79,10 @@ class PolicyFile:
         assert news is not None, "nothing was told before, so there is news"
         raise news
 
+    def awaited(self) -> bool:
+        """Whether the policy is still to come: the directory of a ConfigMap that nobody has written yet."""
+        return self.path.is_dir() and not (self.path / NAME_IN_DIRECTORY).exists()
+
     def poll(self) -> Policy | PolicyFileError | None:
         """What has changed since the last look: a policy to put in force, an error to tell, or nothing.
 

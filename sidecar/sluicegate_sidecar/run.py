@@ -21,7 +21,7 @@ import uvloop
 
 from sluicegate_core.controller import Controller
 from sluicegate_core.effects import EngineSnapshot
-from sluicegate_core.policy import Policy
+from sluicegate_core.policy import Mode, Policy
 from sluicegate_core.vocabulary import EngineStatus
 from sluicegate_sidecar.admin import AdminError, AdminServer, start_admin
 from sluicegate_sidecar.gate import Gate
@@ -29,7 +29,7 @@ from sluicegate_sidecar.http import Server, serve
 from sluicegate_sidecar.logs import LogWatcher, configure
 from sluicegate_sidecar.policy_file import PolicyFile, PolicyFileError
 from sluicegate_sidecar.probe import EngineProbe, Observation
-from sluicegate_sidecar.settings import Settings, SettingsError, parse_settings
+from sluicegate_sidecar.settings import Address, Settings, SettingsError, parse_settings
 from sluicegate_sidecar.state import ReloadState
 
 log = logging.getLogger("sluicegate")
@@ -69,6 +69,8 @@ class Process:
             loaded_at=monotonic(),
             mode=policy.mode,
         )
+        self._leaving = False
+        self._settled_at = 0.0  # until then a gate that leaves still admits
         self.server: Server | None = None
         self.admin: AdminServer | None = None
         self._probing: asyncio.Task[None] | None = None
@@ -88,7 +90,7 @@ class Process:
             gate, upstream_host=upstream.host, upstream_port=upstream.port,
             host=settings.listen.host, port=settings.listen.port,
         )  # fmt: skip
-        listening = f"{settings.listen.host}:{self.server.port}"
+        listening = str(Address(settings.listen.host, self.server.port))
         log.info("listening on %s, engine at %s", listening, upstream, extra={"address": listening})
         print(f"sluicegate: listening on http://{listening}", flush=True)
 
@@ -113,16 +115,36 @@ class Process:
                 await self.admin.close()
             self.watcher.summarise()
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Refuse what comes, wait for what is in flight; True when nothing was left.
+    @property
+    def leaving(self) -> bool:
+        """A drain has begun: no new request should be sent here."""
+        return self._leaving or self.gate.controller.draining
+
+    async def drain(self, timeout_s: float, settle_s: float = 0.0) -> bool:
+        """Say that the gate is leaving, refuse what comes, wait for what is in flight; True when nothing was left.
 
         Whoever still waits in the line when the time is over is evicted with an honest 503.
+
+        Args:
+            timeout_s: bound on all of it.
+            settle_s: how long requests are still admitted: those that route to the gate learn late that it is
+                leaving. Each of their connections closes with its response, so that the next request finds a way
+                elsewhere.
         """
-        gate = self.gate
-        if not gate.controller.draining:
-            log.info("draining: %d in flight, %.0f s at most", gate.in_flight, timeout_s)
-        gate.drain()
+        gate, server = self.gate, self.server
         until = monotonic() + timeout_s
+        if not self._leaving:
+            self._leaving = True
+            log.info("draining: %d in flight, %.0f s at most", gate.in_flight, timeout_s)
+            if server is not None:
+                server.leave()
+            self._settled_at = monotonic() + min(settle_s, timeout_s)
+        if (left_s := self._settled_at - monotonic()) > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), left_s)
+        gate.drain()
+        if server is not None:
+            server.drain()
         while gate.in_flight and monotonic() < until and not self._stop_now.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stop_now.wait(), DRAIN_POLL_S)
@@ -213,7 +235,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         policy = policy_file.load()
     except PolicyFileError as error:
-        return _refuse(str(error))
+        if not policy_file.awaited():
+            return _refuse(str(error))
+        # A pod must not wait for its policy: until there is one, everything passes.
+        policy = Policy(mode=Mode.OFF)
+        log.warning("no policy in %s yet: everything passes until there is one", settings.policy)
 
     async def start() -> None:
         await Process(settings, policy_file, policy).run()

@@ -21,13 +21,16 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a port is opened. `host` may be an IPv6 address, without brackets."""
+    """Where a port is opened.
+
+    `host` may be an IPv6 address, without brackets; empty: every interface, by IPv4 and IPv6.
+    """
 
     host: str
     port: int
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        host = f"[{self.host}]" if ":" in self.host else self.host or "*"
         return f"{host}:{self.port}"
 
 
@@ -44,6 +47,7 @@ class Settings:
         log_format: "json", "console", or "auto" (console on a terminal).
         log_level: "debug", "info", "warning" or "error".
         client_salt: keys the hash of client identities; None: random, new with each process.
+        drain_token: who asks for a drain has to show it; None: whoever reaches the admin port may ask.
     """
 
     policy: Path
@@ -54,6 +58,7 @@ class Settings:
     log_format: str
     log_level: str
     client_salt: bytes | None
+    drain_token: bytes | None = None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -106,7 +111,9 @@ def parse_settings(arguments: Sequence[str], environment: dict[str, str] | None 
     for name in ("policy", "upstream"):
         if not getattr(flags, name):
             raise SettingsError(f"--{name} is required (or {ENVIRONMENT_PREFIX}{name.upper()})")
+    # Secrets come from the environment alone: command lines can be read by every process of the node.
     salt = env.get(ENVIRONMENT_PREFIX + "CLIENT_SALT")
+    token = env.get(ENVIRONMENT_PREFIX + "DRAIN_TOKEN")
     return Settings(
         policy=Path(flags.policy),
         upstream=_upstream(flags.upstream),
@@ -116,6 +123,7 @@ def parse_settings(arguments: Sequence[str], environment: dict[str, str] | None 
         log_format=flags.log_format,
         log_level=flags.log_level,
         client_salt=salt.encode() if salt else None,
+        drain_token=token.encode() if token else None,
     )
 
 
@@ -137,7 +145,7 @@ def _address(flag: str, text: str) -> Address:
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not port_text.isdigit() or int(port_text) > 65535:
         raise SettingsError(f"{flag} {text!r} is not HOST:PORT, for example 127.0.0.1:8000 or [::]:8000")
-    return Address(host or "0.0.0.0", int(port_text))  # noqa: S104  # an empty host means every interface
+    return Address(host, int(port_text))
 
 
 def _seconds(flag: str, text: str) -> float:

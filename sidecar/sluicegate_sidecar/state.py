@@ -74,8 +74,13 @@ class GateProcess(Protocol):
     def server(self) -> Server | None:
         """The data port; None until it listens."""
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Refuse what comes, wait for what is in flight; True when nothing was left."""
+    @property
+    def leaving(self) -> bool:
+        """A drain has begun: no new request should be sent here."""
+
+    async def drain(self, timeout_s: float, settle_s: float = 0.0) -> bool:
+        """Admit for `settle_s` more, then refuse what comes, and wait for what is in flight; True when nothing was
+        left."""
 
 
 def snapshot(process: GateProcess) -> dict[str, object]:
@@ -86,6 +91,7 @@ def snapshot(process: GateProcess) -> dict[str, object]:
         "in_flight": gate.in_flight,
         "waiting": controller.waiting,
         "running": controller.running,
+        "leaving": process.leaving,
         "draining": controller.draining,
         "ungated": gate.ungated,
         "protocol_errors": dict(gate.protocol_errors),

@@ -75,7 +75,11 @@ class Observed:
             mode=Mode.ENFORCE,
         )
 
-    async def drain(self, timeout_s: float) -> bool:
+    @property
+    def leaving(self) -> bool:
+        return self.controller.draining
+
+    async def drain(self, timeout_s: float, settle_s: float = 0.0) -> bool:
         self.gate.drain()
         return not self.gate.in_flight
 

@@ -83,6 +83,10 @@ class Server:
         name = self._listener.sockets[0].getsockname()
         self.host, self.port = name[0], name[1]
 
+    def leave(self) -> None:
+        """Keep no connection alive beyond its next response; go on accepting others."""
+        self.draining = True
+
     def drain(self) -> None:
         """Keep no connection alive from now on: idle ones close at once, others with their next response."""
         self.draining = True
