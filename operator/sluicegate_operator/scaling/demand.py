@@ -42,6 +42,8 @@ MAX_SILENT_SHARE: Final = 0.1
 #: Turned away lastingly: this share of what came, over at least so long since the replicas last grew.
 TURNED_AWAY_SHARE: Final = 0.01
 TURNED_AWAY_S: Final = 20.0
+#: Replicas that have just come first work off what has piled up and comes back; that says nothing of them yet.
+WORKED_OFF_S: Final = 10.0
 #: Below this share of pressed time the replicas have no trouble with what they are offered.
 AT_EASE_SHARE: Final = 0.05
 
@@ -72,7 +74,7 @@ class Situation:
     Attributes:
         fleet: the replicas.
         short, long: what came in, over the two windows.
-        lately: the same over the short window, but not before the ready replicas last grew.
+        lately: the same over the short window, but not before the ready replicas last grew, and some seconds.
         work_waiting: estimated work in the lines of the gates.
         capacity_per_s: work a second of one replica that has as much as it can take; None while not measured.
     """
@@ -146,7 +148,7 @@ def situation(ledger: Ledger) -> Situation:
         fleet=ledger.fleet,
         short=ledger.flow(SHORT_S),
         long=ledger.flow(LONG_S),
-        lately=ledger.flow(SHORT_S, since=ledger.grew_at),
+        lately=ledger.flow(SHORT_S, since=ledger.grew_at + WORKED_OFF_S),
         work_waiting=ledger.work_waiting,
         capacity_per_s=ledger.capacity_per_s,
     )
