@@ -97,7 +97,7 @@ class Admin:
     def __init__(self, process: GateProcess, lag: LoopLag, report: GateReport) -> None:
         self._process = process
         self._report = report
-        self._exposition = Exposition(process, lag.seconds)
+        self._exposition = Exposition(process, lag.seconds, report.capacity)
         self._tasks: set[asyncio.Task[None]] = set()
         self._routes: dict[bytes, tuple[tuple[bytes, ...], Callable[[Exchange], Awaitable[Answer]]]] = {
             b"/healthz": ((b"GET", b"HEAD"), self.healthz),

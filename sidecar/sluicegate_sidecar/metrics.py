@@ -35,6 +35,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from sluicegate_core.capacity import CapacityMeter
 from sluicegate_core.stats import ClassStats, Histogram
 from sluicegate_core.vocabulary import EngineStatus, Reason
 from sluicegate_sidecar.http.errors import KINDS
@@ -125,6 +126,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     # Tokens, by class.
     _counter("prompt_tokens_total", "class", "Prompt tokens of served requests; estimated where not reported."),
     _counter("output_tokens_total", "class", "Output tokens of served requests, as reported or counted."),
+    _counter("work_offered_total", "class", "Estimated work of what was offered, each demand counted once."),
     # The engine.
     _gauge("engine_status", "status", "1 for the state in which the engine was last found, 0 for the others."),
     _gauge("engine_slots", "", "Requests that the engine runs at once: stated, reported or found out."),
@@ -144,6 +146,9 @@ FAMILIES: Final[tuple[Family, ...]] = (
     _gauge("learned_holding_seconds", "class", "Mean time from hand-over to end of the answer."),
     _gauge("learned_next_gap_seconds", "", "Predicted gap between tokens with one more stream."),
     _gauge("class_load_erlangs", "class", "Offered load: arrivals a second times mean holding time."),
+    # What this replica can do.
+    _gauge("capacity_work_per_second", "", "Work a second that was measured while it had as much as it can take."),
+    _counter("pressed_seconds_total", "", "Time in which it had as much as it can take."),
     # Policy and process.
     _gauge("policy_generation", "", "Of the policy in force; grows with each that is taken up."),
     _gauge("policy_last_reload_success", "", "0 while the policy's file is one that was refused."),
@@ -193,14 +198,16 @@ Reading = float | HistogramReading
 class GateCollector(Collector):
     """Reads one gate when scraped. Call it on the gate's event loop only."""
 
-    def __init__(self, process: GateProcess, loop_lag_s: Histogram) -> None:
+    def __init__(self, process: GateProcess, loop_lag_s: Histogram, capacity: CapacityMeter) -> None:
         """
         Args:
             process: whose gate, data port and policy are read.
             loop_lag_s: filled by who samples it.
+            capacity: likewise.
         """
         self._process = process
         self._loop_lag_s = loop_lag_s
+        self._capacity = capacity
         self._versions = (VERSION, python_version())
         self._wall_offset_s = time() - process.gate.clock()
 
@@ -272,6 +279,8 @@ class GateCollector(Collector):
             yield "learned_prefill_overhead_seconds", (), service.intercept
             yield "learned_prefill_error_ratio", (), service.relative_deviation
         yield "learned_next_gap_seconds", (), controller.pace.next_gap_s()
+        yield "capacity_work_per_second", (), self._capacity.capacity(self._process.gate.clock()).work_per_s
+        yield "pressed_seconds_total", (), self._capacity.pressed_s
 
     def _gate(self) -> Iterator[tuple[str, Labels, Value | None]]:
         gate, reload = self._process.gate, self._process.reload
@@ -316,6 +325,7 @@ def _class_counts(labels: Labels, stats: ClassStats) -> Iterator[tuple[str, Labe
     yield "ttft_prediction_ratio", labels, stats.prediction_ratio
     yield "prompt_tokens_total", labels, stats.tokens_in
     yield "output_tokens_total", labels, stats.tokens_out
+    yield "work_offered_total", labels, stats.work_offered
 
 
 def _by_reason(
@@ -366,9 +376,9 @@ class _One(Collector):
 class Exposition:
     """A registry of its own for one gate, and the encodings that a scraper may ask for."""
 
-    def __init__(self, process: GateProcess, loop_lag_s: Histogram) -> None:
+    def __init__(self, process: GateProcess, loop_lag_s: Histogram, capacity: CapacityMeter) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(GateCollector(process, loop_lag_s))
+        self._registry.register(GateCollector(process, loop_lag_s, capacity))
         ProcessCollector(registry=self._registry)
 
     async def render(self, accept: str) -> tuple[bytes, str]:

@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sluicegate_core.capacity import CapacityMeter
 from sluicegate_core.controller import Controller
 from sluicegate_core.effects import EngineSnapshot, Truth
 from sluicegate_core.policy import Classify, ClassPolicy, EngineSpec, Mode, Policy, Slo
@@ -128,3 +129,15 @@ class Observed:
         self.controller.engine_status(self.clock.now, EngineStatus.DOWN)
         self.arrives(is_retry=True)  # rejected
         self.controller.engine_status(self.clock.now, EngineStatus.UP)
+
+    def is_pressed(self) -> CapacityMeter:
+        """Ten seconds in which somebody always waits and one is served each half second; who measured it."""
+        meter = CapacityMeter()
+        requests = [self.arrives(BATCH) for _ in range(24)]
+        for _ in range(20):
+            self.streams(
+                next(one for one in requests if one.stage is Stage.PREFILL), ttft_s=0.4, tokens=2, gap_s=0.1
+            )
+            self.finishes(next(one for one in requests if one.stage is Stage.DECODE), output_tokens=2)
+            meter.sample(self.clock.now, self.controller)
+        return meter

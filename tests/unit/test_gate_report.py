@@ -185,3 +185,13 @@ def test_two_processes_have_two_names() -> None:
     finally:
         first.close()
         second.close()
+
+
+def test_the_capacity_is_the_work_done_while_somebody_waited(reported: Reported) -> None:
+    """Each half second one is served: 100 prompt tokens, as the engine says, and two output tokens that count twice."""
+    reported.report.capacity = reported.gate.is_pressed()
+    report = reported.read()
+    assert at(report, "work.capacity.work_per_s") == pytest.approx((100 + 2 * 2) / 0.5, rel=0.05)
+    assert at(report, "work.pressed") is True
+    assert at(report, "work.pressed_s") == pytest.approx(9.5)
+    assert at(report, "work.capacity.age_s") == 0.0

@@ -13,6 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from tests.unit.observed import BATCH, Observed
 
+from sluicegate_core.capacity import CapacityMeter
 from sluicegate_core.effects import EngineSnapshot
 from sluicegate_core.policy import ClassPolicy, Policy
 from sluicegate_core.stats import Histogram
@@ -50,7 +51,7 @@ def parsed(page: bytes) -> dict[Key, float]:
 
 
 async def scrape(observed: Observed, lag: Histogram | None = None) -> dict[Key, float]:
-    page, _ = await Exposition(observed, lag or Histogram((0.001, 0.1))).render("")
+    page, _ = await Exposition(observed, lag or Histogram((0.001, 0.1)), CapacityMeter()).render("")
     return parsed(page)
 
 
@@ -81,10 +82,11 @@ def test_every_metric_is_documented_with_its_type_and_labels_and_no_other() -> N
 
 async def test_a_gate_that_has_seen_everything_exports_every_family() -> None:
     observed = Observed()
+    meter = observed.is_pressed()
     observed.lives()
     observed.server = await serve(observed.gate, upstream_host="127.0.0.1", upstream_port=1)
     try:
-        page, _ = await Exposition(observed, Histogram((0.1,))).render(OPENMETRICS)
+        page, _ = await Exposition(observed, Histogram((0.1,)), meter).render(OPENMETRICS)
     finally:
         await observed.server.close()
     exported = {_exported_name(family): family for family in parse_openmetrics(page.decode())}
@@ -325,7 +327,7 @@ async def test_names_of_classes_are_escaped() -> None:
 
 
 async def test_a_scraper_gets_the_format_that_it_asks_for() -> None:
-    exposition = Exposition(Observed(), Histogram((0.1,)))
+    exposition = Exposition(Observed(), Histogram((0.1,)), CapacityMeter())
     page, content_type = await exposition.render("")
     assert content_type.startswith("text/plain")
     assert b"# EOF" not in page
