@@ -131,13 +131,13 @@ class Observed:
         self.controller.engine_status(self.clock.now, EngineStatus.UP)
 
     def is_pressed(self) -> CapacityMeter:
-        """Ten seconds in which somebody always waits and one is served each half second; who measured it."""
+        """Ten seconds in which somebody waits and one is served each half second, then the rest; who measured it."""
         meter = CapacityMeter()
-        requests = [self.arrives(BATCH) for _ in range(24)]
-        for _ in range(20):
-            self.streams(
-                next(one for one in requests if one.stage is Stage.PREFILL), ttft_s=0.4, tokens=2, gap_s=0.1
-            )
-            self.finishes(next(one for one in requests if one.stage is Stage.DECODE), output_tokens=2)
-            meter.sample(self.clock.now, self.controller)
+        waiting = [self.arrives(BATCH) for _ in range(24)]
+        for number in range(24):
+            begun = next(one for one in waiting if one.stage is Stage.PREFILL)
+            self.streams(begun, ttft_s=0.4, tokens=2, gap_s=0.1)
+            self.finishes(begun, output_tokens=2)
+            if number < 20:
+                meter.sample(self.clock.now, self.controller)
         return meter

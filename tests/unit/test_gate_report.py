@@ -194,4 +194,4 @@ def test_the_capacity_is_the_work_done_while_somebody_waited(reported: Reported)
     assert at(report, "work.capacity.work_per_s") == pytest.approx((100 + 2 * 2) / 0.5, rel=0.05)
     assert at(report, "work.pressed") is True
     assert at(report, "work.pressed_s") == pytest.approx(9.5)
-    assert at(report, "work.capacity.age_s") == 0.0
+    assert at(report, "work.capacity.age_s") == pytest.approx(2.0)

@@ -82,7 +82,7 @@ def test_every_metric_is_documented_with_its_type_and_labels_and_no_other() -> N
 
 async def test_a_gate_that_has_seen_everything_exports_every_family() -> None:
     observed = Observed()
-    meter = observed.is_pressed()
+    meter = Observed().is_pressed()
     observed.lives()
     observed.server = await serve(observed.gate, upstream_host="127.0.0.1", upstream_port=1)
     try:
