@@ -120,7 +120,8 @@ class PolicyApiServer:
         failed = await self._begin("list", "list")
         if failed is not None:
             return failed
-        items = list(self.objects.values())
+        within = request.match_info.get("namespace")
+        items = [one for key, one in self.objects.items() if within in (None, key[0])]
         start, limit = int(request.query.get("continue", "0")), int(request.query["limit"])
         metadata: dict[str, str] = {"resourceVersion": str(self.version)}
         if start + limit < len(items):

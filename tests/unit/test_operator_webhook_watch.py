@@ -11,7 +11,7 @@ from tests.unit.policy_api_server import PolicyApiServer, policy, policy_api_ser
 
 from sluicegate_operator.webhook.kube import KubeError, PolicyApi
 from sluicegate_operator.webhook.policies import MAX_POLICIES, PolicyStore
-from sluicegate_operator.webhook.watch import PolicyWatch
+from sluicegate_operator.webhook.watch import MAX_FAILURES, Policies, PolicyWatch
 
 
 class Followed:
@@ -172,6 +172,42 @@ async def test_who_cannot_be_asked_for_is_not_taken_for_absent(tmp_path: Path) -
         with pytest.raises(KubeError, match=r"no answer|timed out|Timeout"):
             await followed.watch.find("serving", "first")
         assert followed.watch.failures["get"] == 2
+
+
+async def test_after_many_failures_in_a_row_all_is_listed_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster restored from a backup may never reach the version that is waited for."""
+    monkeypatch.setattr("sluicegate_operator.webhook.watch.MIN_BACKOFF_S", 0.0)
+    async with policy_api_server() as server:
+        server.fail["watch"] = [504] * MAX_FAILURES
+        async with following(server, tmp_path):
+            await server.asked("list", 2)
+            assert server.requests.count("watch 100") == MAX_FAILURES
+
+
+async def test_some_namespaces_are_followed_by_a_watch_each(tmp_path: Path) -> None:
+    async with policy_api_server() as server:
+        for namespace in ("a", "b", "c"):
+            server.put(policy("first", namespace=namespace))
+        apis = [PolicyApi(server.kubeconfig(tmp_path), namespace) for namespace in ("a", "b")]
+        policies = Policies([PolicyWatch(api, Random(1)) for api in apis])
+        assert not policies.synced
+        assert policies.last_heard is None
+        tasks = [asyncio.create_task(one.run()) for one in policies.watches]
+        await server.asked("watch 103", 2)
+        assert policies.synced
+        assert len(policies) == 2
+        assert [one.namespace for one in policies.within("b")] == ["b"]
+        assert await policies.find("a", "first") is not None
+        assert await policies.find("c", "first") is None
+        assert list(policies.within("c")) == []
+        assert policies.failures == {"list": 0, "watch": 0, "get": 0}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for api in apis:
+            await api.close()
 
 
 @pytest.mark.parametrize("text", ["", "{}", "nonsense: ["])

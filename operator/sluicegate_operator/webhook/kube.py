@@ -9,7 +9,7 @@ Raises `KubeError` for whatever goes wrong, with the status where there was an a
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -79,6 +79,7 @@ class PolicyApi:
             raise KubeError(
                 0, f"no usable configuration of a cluster: {str(error) or type(error).__name__}"
             ) from error
+        self.namespace = namespace
         self._all = _path(namespace) if namespace else f"{BASE}/{PLURAL}"
 
     async def close(self) -> None:
@@ -112,7 +113,7 @@ class PolicyApi:
             params["continue"] = metadata["continue"]
         return items, str(metadata.get("resourceVersion") or "")
 
-    async def watch(self, version: str, *, timeout_s: int) -> AsyncIterator[Event]:
+    async def watch(self, version: str, *, timeout_s: int) -> AsyncGenerator[Event, None]:
         """Events after that version, until the server ends the watch, in `timeout_s` or earlier."""
         params = {
             "watch": "true",

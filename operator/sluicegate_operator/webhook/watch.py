@@ -2,9 +2,10 @@
 
 Invariants:
 - The table is never emptied by trouble: what was known holds until the API server says otherwise.
-- A watch goes on from the last version seen, bookmarks included; only when that has expired (410) is all listed
-  anew. Attempts are spaced by a backoff that doubles from MIN_BACKOFF_S to MAX_BACKOFF_S, with jitter, so that
-  replicas do not come back together.
+- A watch goes on from the last version seen, bookmarks included; all is listed anew only when that has expired
+  (410), or after MAX_FAILURES in a row, since a cluster restored from a backup never reaches it. Attempts are
+  spaced by a backoff that doubles from MIN_BACKOFF_S to MAX_BACKOFF_S, with jitter, so that replicas do not come
+  back together.
 - A policy that is not in the table is asked for, once in MISS_S at most for each name, by at most MAX_ASKING calls
   at a time: the entry of a new policy may fire before its event has come.
 """
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import aclosing
 from random import Random
 from time import monotonic
 from typing import Final
@@ -28,6 +30,11 @@ MAX_BACKOFF_S: Final = 30.0
 
 #: A watch ends after this, s, plus as much again at random: it moves on to another API server now and then.
 WATCH_S: Final = 300
+
+CALLS: Final = ("list", "watch", "get")
+
+#: Failed watches in a row after which all is listed anew.
+MAX_FAILURES: Final = 6
 
 #: One that ends sooner, s, counts as failed: not to ask in a circle.
 MIN_WATCH_S: Final = 5.0
@@ -45,6 +52,7 @@ class PolicyWatch:
     """The table of policies and what keeps it. Owned by the event loop; `run` is its one task.
 
     Attributes:
+        namespace: whose policies it follows; None: all.
         store: the table.
         synced: whether it has been listed once.
         failures: calls that came to nothing, by what they were.
@@ -52,9 +60,10 @@ class PolicyWatch:
     """
 
     def __init__(self, api: PolicyApi, random: Random, on_change: Callable[[], None] = lambda: None) -> None:
+        self.namespace = api.namespace
         self.store = PolicyStore()
         self.synced = asyncio.Event()
-        self.failures = {"list": 0, "watch": 0, "get": 0}
+        self.failures = dict.fromkeys(CALLS, 0)
         self.lists = 0
         self.last_heard: float | None = None
         self._api = api
@@ -65,28 +74,26 @@ class PolicyWatch:
 
     async def run(self) -> None:
         """List and watch; returns only by cancellation."""
-        backoff_s, version = MIN_BACKOFF_S, ""
+        backoff_s, failed, version = MIN_BACKOFF_S, 0, ""
         while True:
             began = monotonic()
             try:
                 if not version:
                     version = await self._list()
                     backoff_s = MIN_BACKOFF_S
-                async for event in self._api.watch(
-                    version, timeout_s=WATCH_S + self._random.randrange(WATCH_S)
-                ):
-                    backoff_s = MIN_BACKOFF_S
-                    version = event.version or version
-                    self._apply(event.kind, event.document)
+                timeout_s = WATCH_S + self._random.randrange(WATCH_S)
+                async with aclosing(self._api.watch(version, timeout_s=timeout_s)) as events:
+                    async for event in events:
+                        backoff_s, failed = MIN_BACKOFF_S, 0
+                        version = event.version or version
+                        self._apply(event.kind, event.document)
             except KubeError as error:
-                doing = "watch" if version else "list"
-                self.failures[doing] += 1
-                if error.status == GONE:
-                    log.info("the watch has fallen behind: all policies are listed anew")
-                    version = ""
-                else:
-                    log.warning("the %s of policies failed, again in %.1f s: %s", doing, backoff_s, error)
+                failed += 1
+                self._failed("watch" if version else "list", error, backoff_s)
+                if error.status == GONE or failed >= MAX_FAILURES:
+                    version, failed = "", 0
             else:
+                failed = 0
                 if monotonic() - began >= MIN_WATCH_S:
                     continue  # the server ended the watch as it was asked to
             await asyncio.sleep(backoff_s * (0.5 + self._random.random() / 2))
@@ -145,5 +152,56 @@ class PolicyWatch:
             return  # a bookmark
         self._on_change()
 
+    def _failed(self, call: str, error: KubeError, backoff_s: float) -> None:
+        self.failures[call] += 1
+        if error.status == GONE:
+            log.info("the %s of policies has fallen behind: all are listed anew", call)
+        else:
+            log.warning("the %s of policies failed, again in %.1f s: %s", call, backoff_s, error)
+
     def _heard(self) -> None:
         self.last_heard = monotonic()
+
+
+class Policies:
+    """What is known of policies, in all namespaces or in some: one watch for all, or one a namespace."""
+
+    def __init__(self, watches: Sequence[PolicyWatch]) -> None:
+        """
+        Args:
+            watches: one of all namespaces, or several of one each.
+        """
+        self.watches = tuple(watches)
+        self._by_namespace = {one.namespace: one for one in watches}
+
+    def __len__(self) -> int:
+        return sum(len(one.store) for one in self.watches)
+
+    @property
+    def synced(self) -> bool:
+        """Whether all has been listed once."""
+        return all(one.synced.is_set() for one in self.watches)
+
+    @property
+    def last_heard(self) -> float | None:
+        """Monotonic time since which the API server has said something to every watch; None: not yet."""
+        heard = [one.last_heard for one in self.watches if one.last_heard is not None]
+        return min(heard) if len(heard) == len(self.watches) else None
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Calls that came to nothing, by what they were."""
+        return {call: sum(one.failures[call] for one in self.watches) for call in CALLS}
+
+    async def find(self, namespace: str, name: str) -> KnownPolicy | None:
+        """As `PolicyWatch.find`; a namespace that nobody watches has no policies."""
+        watch = self._watch(namespace)
+        return None if watch is None else await watch.find(namespace, name)
+
+    def within(self, namespace: str) -> Iterable[KnownPolicy]:
+        """All known policies of a namespace."""
+        watch = self._watch(namespace)
+        return () if watch is None else watch.store.within(namespace)
+
+    def _watch(self, namespace: str) -> PolicyWatch | None:
+        return self._by_namespace.get(None) or self._by_namespace.get(namespace)
