@@ -33,7 +33,9 @@ from sluicegate_sidecar.metrics import (
 )
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+DOCUMENT = (
+    (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8").partition("\n## The operator's metrics")[0]
+)
 OPENMETRICS = "application/openmetrics-text; version=1.0.0, text/plain; q=0.5"
 
 Key = tuple[str, frozenset[tuple[str, str]]]

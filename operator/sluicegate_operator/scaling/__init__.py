@@ -5,6 +5,7 @@
     demand         the number of replicas that follows from that: a pure function
     board          the last answer for each policy, and how old it is
     endpoint       the answer as JSON, for KEDA's `metrics-api` trigger
+    metrics        the board in Prometheus' words
     scaled_object  the ScaledObject that makes KEDA ask
 
 One rule runs through all of it: what is not known is said to be unknown, with the reason. An autoscaler holds
@@ -18,11 +19,13 @@ from sluicegate_operator.scaling.board import Board, PolicyKey
 from sluicegate_operator.scaling.demand import Bounds, Demand, Unknown, Why
 from sluicegate_operator.scaling.endpoint import scaling_app
 from sluicegate_operator.scaling.ledger import Replica, ReplicaState
+from sluicegate_operator.scaling.metrics import BoardCollector
 from sluicegate_operator.scaling.report import GateReport, ReportError, parse_report
 from sluicegate_operator.scaling.scaled_object import ScaledObjectSpec, ScaleTarget, scaled_object
 
 __all__ = [
     "Board",
+    "BoardCollector",
     "Bounds",
     "Demand",
     "GateReport",

@@ -61,6 +61,11 @@ class Board:
         """The policy is gone."""
         self._posted.pop(key, None)
 
+    @property
+    def policies(self) -> tuple[PolicyKey, ...]:
+        """All that it has, in no particular order."""
+        return tuple(self._posted)
+
     def read(self, key: PolicyKey) -> tuple[Demand | Unknown, float] | None:
         """The answer and its age, s; None where there is no such policy."""
         posted = self._posted.get(key)
