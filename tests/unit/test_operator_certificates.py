@@ -235,6 +235,33 @@ def test_a_new_authority_is_added_before_it_signs_and_signs_only_when_trusted_by
     assert step(now + LIFETIMES.settle, after, now_trusted) is Step.NEW_SERVING
 
 
+def test_replicas_that_do_not_answer_are_taken_to_serve_what_the_secret_says() -> None:
+    old, new = issue_authority(NOW, LIFETIMES.authority), issue_authority(NOW, LIFETIMES.authority)
+    stored = Stored(
+        (old.certificate, new.certificate), new, issue_serving(old, NAMES, NOW, LIFETIMES.serving)
+    )
+    unknown = Seen(
+        bundles=((old.certificate,),),
+        bundles_since=LONG_AGO,
+        served=(),
+        served_by_all=False,
+        served_since=LONG_AGO,
+    )
+    assert step(NOW, stored, unknown) is None
+    assert step(NOW, stored, replace(unknown, served_by_all=True)) is Step.NEW_SERVING, (
+        "nobody serves anything"
+    )
+
+
+def test_what_nobody_trusts_is_replaced_at_once() -> None:
+    old, new = issue_authority(NOW, LIFETIMES.authority), issue_authority(NOW, LIFETIMES.authority)
+    other = issue_authority(NOW, LIFETIMES.authority).certificate
+    stored = Stored(
+        (old.certificate, new.certificate), new, issue_serving(old, NAMES, NOW, LIFETIMES.serving)
+    )
+    assert step(NOW, stored, replace(in_force(stored), bundles=((other,),))) is Step.NEW_SERVING
+
+
 def test_an_old_authority_is_dropped_only_when_every_replica_serves_under_the_new_one() -> None:
     old, new = issue_authority(NOW, LIFETIMES.authority), issue_authority(NOW, LIFETIMES.authority)
     before, after = (issue_serving(one, NAMES, NOW, LIFETIMES.serving) for one in (old, new))
