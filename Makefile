@@ -18,7 +18,7 @@ demo: venv  ## show on a real engine what admission control does to an overload
 	@$(PY) -m sluicegate_lab demo $(ARGS)
 
 test: venv lint  ## all tests, with branch coverage
-	@scripts/system-packages curl
+	@scripts/system-packages curl prometheus
 	@$(PY) -m pytest -n 2 --dist loadfile --cov --cov-report=term $(ARGS)
 
 test-fast: venv  ## the tests without slow ones: under two minutes
