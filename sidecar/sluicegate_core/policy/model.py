@@ -18,6 +18,9 @@ DEFAULT_MAX_QUEUE_TIME_S = 30.0
 """How long a request without a TTFT SLO may wait: long enough to ride out a burst, and well inside the 60 s
 after which common proxies and clients give up on a silent connection."""
 
+DEFAULT_DRAIN_TIMEOUT_S = 300.0
+"""Longer than nearly every stream takes, and short enough for a rollout of many pods to end."""
+
 DERIVED_S = -1.0
 """Stands for "derive it" where None would leak into a type that is never None once built: no queue time is
 negative."""
@@ -51,6 +54,28 @@ class Provider(StrEnum):
     KEDA = "KEDA"
     HPA = "HPA"
     NONE = "None"
+
+
+class Takeover(StrEnum):
+    """How the gate comes to stand in front of the engine in a pod."""
+
+    AUTO = "Auto"  # the engine's own arguments or environment move it to another port
+    NAMED_PORT = "NamedPort"  # the port's name moves to the gate
+    EXPLICIT = "Explicit"  # both ports are stated, and nothing is moved
+
+
+class FailurePolicy(StrEnum):
+    """What becomes of a pod while the webhook does not answer."""
+
+    IGNORE = "Ignore"  # it starts without a gate, and is reported
+    FAIL = "Fail"  # it is not created
+
+
+class Rollout(StrEnum):
+    """What is done about pods that have no gate."""
+
+    MANUAL = "Manual"  # they are reported
+    RESTART = "Restart"  # their workload is restarted, in a paced way
 
 
 class LabelOperator(StrEnum):
@@ -159,6 +184,27 @@ class Autoscaling:
 
 
 @dataclass(frozen=True, slots=True)
+class Injection:
+    """How pods are given their gate. Read by the operator only."""
+
+    container: str | None = None  # the engine's; None: found out
+    takeover: Takeover = Takeover.AUTO
+    upstream_port: int | None = None  # where the engine listens; with NamedPort and Explicit
+    failure_policy: FailurePolicy = FailurePolicy.IGNORE
+
+
+@dataclass(frozen=True, slots=True)
+class GateSpec:
+    """The gate's container. None and empty: as the installation says. Read by the operator only."""
+
+    image: str | None = None
+    image_pull_policy: str | None = None
+    requests: tuple[tuple[str, str], ...] = ()  # resource and quantity
+    limits: tuple[tuple[str, str], ...] = ()
+    extra_args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """The `spec` of an AdmissionPolicy. `Policy()` is one class without an SLO, enforced."""
 
@@ -168,6 +214,10 @@ class Policy:
     classify: Classify = Classify()
     selector: Selector | None = None
     autoscaling: Autoscaling | None = None
+    injection: Injection = Injection()
+    gate: GateSpec = GateSpec()
+    drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S  # how long a pod's end waits for what is in flight
+    rollout: Rollout = Rollout.MANUAL
 
     def __post_init__(self) -> None:
         if not self.classes:
