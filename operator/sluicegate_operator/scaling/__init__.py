@@ -1,6 +1,7 @@
 """The second clock: from what the gates report to the number of replicas that is needed.
 
     report         what one gate says, read and checked
+    pods           the cluster's pods as replicas, and whose they are
     ledger         successive reports of all gates of a policy, added up over time
     demand         the number of replicas that follows from that: a pure function
     board          the last answer for each policy, and how old it is
