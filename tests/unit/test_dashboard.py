@@ -100,6 +100,14 @@ def test_every_alert_says_for_whom_and_what_to_do(name: str) -> None:
     assert len(alert.description) > 60
 
 
+def test_the_document_lists_the_alerts_with_their_severity_and_time() -> None:
+    rows = re.findall(r"^\| `(Sluicegate\w+)` \| (\w+) \| ([^|]+) \|$", DOCUMENT, re.MULTILINE)
+    assert {name: severity for name, severity, _ in rows} == {n: a.severity for n, a in ALERTS.items()}
+    for name, _, text in rows:
+        if "Slo" not in name:
+            assert f"{in_minutes(ALERTS[name].lasts)} min" in text, name
+
+
 # Each alert against series that fire it, and against series that do not.
 
 OF = 'namespace="serving", policy="llama"'
