@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sluicegate_operator.scaling.demand import Bounds, Demand, Unknown, Why, demand, situation
-from sluicegate_operator.scaling.ledger import Fleet, Ledger, Replica
+from sluicegate_operator.scaling.ledger import FRESH_S, Fleet, Ledger, Replica
 
-#: Three polls of five seconds, as for the gates' reports.
-MAX_AGE_S: Final = 15.0
+#: As for the gates' reports.
+MAX_AGE_S: Final = FRESH_S
 
 
 class PolicyKey(NamedTuple):
@@ -50,7 +50,13 @@ class Board:
         self._of(key)
 
     def post(self, key: PolicyKey, replicas: Sequence[Replica], bounds: Bounds) -> Demand | Unknown:
-        """Book one poll of a policy's gates, and return what follows."""
+        """Book one poll, and return what follows.
+
+        Args:
+            key: the policy.
+            replicas: all pods that it selects, those that start, leave or did not answer included.
+            bounds: of its `spec.autoscaling`.
+        """
         posted = self._of(key)
         posted.at = self._clock()
         posted.ledger.book(posted.at, replicas)

@@ -24,8 +24,10 @@ from sluicegate_operator.scaling.report import ClassReport, GateReport
 SHORT_S: Final = 30.0
 #: What the busiest half minute needed is kept for so long: an HPA's own default for taking replicas away.
 LONG_S: Final = 300.0
-#: A report older than this says nothing about now: three polls of five seconds.
-FRESH_S: Final = 15.0
+#: How often the gates are polled: a surge shows within a few of these, and a hundred gates cost nothing.
+POLL_EVERY_S: Final = 5.0
+#: A report older than this says nothing about now.
+FRESH_S: Final = 3 * POLL_EVERY_S
 #: Polls that are remembered: one a second over the long window, and some.
 MAX_ENTRIES: Final = 400
 #: Refused or evicted for want of room: another replica would have served them.
