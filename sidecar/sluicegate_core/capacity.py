@@ -6,9 +6,9 @@ have got so far. So it needs no word from the engine, and no model of it.
 
 Only *pressed* time counts: from one sample to the next somebody waited, or was refused for want of room, or the
 engine was full by whatever is known of it. The first `SETTLE_S` of each such run are left out, for an engine that
-is just filling up does less. A rate that is measured so is the one under the policy: where a class's inter-token
-SLO keeps the batch small, it is the rate at that batch. Its memory is `MEMORY_S` of pressed time, not of the clock:
-a quiet night does not make it forget.
+is just filling up does less. A class at its own `maxConcurrency` presses nobody: it waits for itself. A rate that is
+measured so is the one under the policy: where a class's inter-token SLO keeps the batch small, it is the rate at that
+batch. Its memory is `MEMORY_S` of pressed time, not of the clock: a quiet night does not make it forget.
 
 Unknown is None: before `ENOUGH_S` of pressed time and `ENOUGH_ENDED` ends in it, nothing is said. An engine that does
 no work at all for `HUNG_S` while pressed is broken, not slow: that time is dropped, or one hung pod would order a
@@ -75,7 +75,8 @@ class CapacityMeter:
         self._run_s = 0.0
         self._hung_s = 0.0
         self._done = self._work = self._time_s = self._ended_memory = 0.0
-        self._ended = self._refused = 0
+        self._ended = 0
+        self._refused: dict[str, int] = {}
         self._updated_at: float | None = None
 
     @property
@@ -85,8 +86,9 @@ class CapacityMeter:
 
     def sample(self, now: float, controller: Controller) -> None:
         """Look at the controller; call each `SAMPLE_EVERY_S`, between two events."""
-        done, ended, refused = totals(now, controller)
-        pressed = self._is_pressed(now, controller, refused > self._refused)
+        done, ended = work_done(now, controller)
+        refused = {name: _refused(stats) for name, stats in controller.stats.items()}
+        pressed = _is_pressed(now, controller, self._refused, refused)
         before = self._sampled_at
         if before is not None and pressed and self._pressed and 0.0 < now - before <= MAX_GAP_S:
             self._pressed_time(now, now - before, done - self._done, ended - self._ended)
@@ -104,21 +106,6 @@ class CapacityMeter:
             ended=self._ended_memory,
             age_s=None if self._updated_at is None else now - self._updated_at,
         )
-
-    @staticmethod
-    def _is_pressed(now: float, controller: Controller, refused: bool) -> bool:
-        engine = controller.engine
-        if engine.status in NOT_READY or not engine.running:
-            return False
-        if refused or controller.line.count:
-            return True
-        slots = engine.slots(now)
-        if slots is not None and engine.running >= slots:
-            return True
-        reported = engine.fresh_snapshot(now)
-        if reported is not None and reported.waiting:
-            return True
-        return controller.pace.hold(now) is not None
 
     def _pressed_time(self, now: float, passed_s: float, work: float, ended: int) -> None:
         self.pressed_s += passed_s
@@ -142,19 +129,40 @@ class CapacityMeter:
             self._ended_memory *= keep
 
 
-def totals(now: float, controller: Controller) -> tuple[float, int, int]:
-    """Work done since the start, requests ended with the engine, and requests turned away for want of room.
+def _is_pressed(now: float, controller: Controller, before: dict[str, int], refused: dict[str, int]) -> bool:
+    engine = controller.engine
+    if engine.status in NOT_READY or not engine.running:
+        return False
+    for index, policy in enumerate(controller.policy.classes):
+        cap = policy.max_concurrency
+        if cap is not None and engine.running_of[index] >= cap:
+            continue
+        if controller.line.queues[index].count or refused[policy.name] > before.get(policy.name, 0):
+            return True
+    slots = engine.slots(now)
+    if slots is not None and engine.running >= slots:
+        return True
+    reported = engine.fresh_snapshot(now)
+    if reported is not None and reported.waiting:
+        return True
+    return controller.pace.hold(now) is not None
+
+
+def _refused(stats: ClassStats) -> int:
+    return sum(stats.rejected[reason] + stats.evicted[reason] for reason in FOR_WANT_OF_ROOM)
+
+
+def work_done(now: float, controller: Controller) -> tuple[float, int]:
+    """Work done since the start, and requests ended with the engine.
 
     The work of one that is running is what it has got so far: its prompt once the first token is there, and its
     tokens; of an answer that is not streamed, the share of its predicted work that its time so far is of the time
     such requests take.
     """
-    done, ended, refused = 0.0, 0, 0
+    done, ended = 0.0, 0
     for stats in controller.stats.values():
         done += work_served(stats) + stats.work_failed
         ended += stats.served + stats.failed.total()
-        for reason in FOR_WANT_OF_ROOM:
-            refused += stats.rejected[reason] + stats.evicted[reason]
     classes = controller.predictor.classes
     for request in controller.running_requests:
         if request.stage is DECODE:
@@ -163,7 +171,7 @@ def totals(now: float, controller: Controller) -> tuple[float, int, int]:
             holding_s = classes[request.class_index].holding_s.value
             if holding_s:
                 done += request.cost * min((now - request.started_at) / holding_s, 1.0)
-    return done, ended, refused
+    return done, ended
 
 
 def work_served(stats: ClassStats) -> float:

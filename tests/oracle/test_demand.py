@@ -168,6 +168,19 @@ def test_an_engine_that_is_never_full_is_not_measured() -> None:
     assert world.meter.capacity(world.now).work_per_s is None
 
 
+def test_a_class_that_waits_for_its_own_cap_says_nothing_of_the_engine() -> None:
+    """One at a time of four slots, and more than enough of it; refusals and evictions included."""
+    engine = replace(ENGINE, slots=4)
+    policy = Policy(
+        engine=EngineSpec(slots=4),
+        classes=(ClassPolicy("all", max_concurrency=1, max_queue_time_s=2.0),),
+    )
+    world = Watched(policy, engine, poisson(6.0, 120.0, 43))
+    report = world.run()
+    assert report.refused[0] > 100
+    assert world.meter.capacity(world.now).work_per_s is None
+
+
 def test_a_hung_engine_is_not_a_slow_one() -> None:
     truth = true_rate(ENGINE)
     rate = 2.0 * truth / MEAN_WORK

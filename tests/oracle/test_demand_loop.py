@@ -157,6 +157,13 @@ def test_after_the_surge_they_go_after_minutes_and_not_before() -> None:
     assert loop.replicas()[-1] == 1
 
 
+def test_a_capacity_that_is_far_too_low_orders_nothing_while_all_is_served() -> None:
+    loop = Loop(lambda now: CAPACITY * 0.7, cold_start_s=15)
+    loop.pods[0].capacity = CapacityReport(work_per_s=CAPACITY / 10, pressed_s=30.0, ended=50.0, age_s=0.0)
+    loop.run(1200)
+    assert set(loop.replicas()) == {1}
+
+
 @pytest.mark.parametrize("swing", [0.02, 0.1, 0.3])
 def test_a_load_that_swings_makes_no_replicas_come_and_go(swing: float) -> None:
     """A sine of two minutes around a number that sits on the edge between three replicas and four."""

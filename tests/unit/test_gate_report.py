@@ -68,7 +68,7 @@ def leaves(report: object, path: str = "") -> Iterator[tuple[str, object]]:
 
 def documented() -> dict[str, str]:
     """Field -> type, from the table of the report."""
-    part = DOCUMENT.partition("### The gate's report")[2]
+    part = DOCUMENT.partition("### The gate's report")[2].partition("\n## ")[0]
     return dict(re.findall(r"^\| `([\w.]+)` \| ([^|]+) \| [^|]+ \|$", part, re.MULTILINE))
 
 

@@ -121,10 +121,17 @@ def test_without_a_capacity_one_more_while_requests_are_turned_away() -> None:
 # What a measurement cannot be right about.
 
 
-def test_all_that_is_served_at_once_is_no_more_than_these_replicas_do() -> None:
-    answer = told(seen(ready=4, work_per_s=4000.0, pressed=0.01))
-    assert answer.replicas == pytest.approx(4 / TARGET_UTILISATION)
+@pytest.mark.parametrize(("starting", "replicas"), [(0, 4.0), (2, 6.0), (80, 50.0)])
+def test_what_is_served_at_once_needs_no_more_than_there_is(starting: int, replicas: float) -> None:
+    answer = told(seen(ready=4, starting=starting, work_per_s=4000.0, pressed=0.01))
+    assert answer.replicas == pytest.approx(replicas)
     assert answer.why is Why.AT_EASE
+
+
+@pytest.mark.parametrize("how", [{"pressed": 0.06}, {"pressed": 0.0, "turned_away": 0.5}])
+def test_what_is_not_served_at_once_does(how: dict[str, float]) -> None:
+    answer = told(seen(ready=4, work_per_s=4000.0, **how))
+    assert (answer.replicas, answer.why) == (50.0, Why.MEASURED)
 
 
 def test_turned_away_lastingly_needs_one_more_even_if_the_measured_capacity_denies_it() -> None:
@@ -204,11 +211,12 @@ def test_missing_gates_are_no_number(fleet: Fleet, why: Why, says: str) -> None:
     assert answer.fleet is fleet
 
 
-def test_a_few_silent_ones_of_many_are_as_busy_as_the_others() -> None:
-    silent = 2
-    assert silent <= MAX_SILENT_SHARE * 20
-    answer = told(replace(seen(work_per_s=720.0), fleet=Fleet(ready=20, silent=silent)))
-    assert answer.work_per_s == pytest.approx(720.0 * 20 / 18)
+@pytest.mark.parametrize(("silent", "ungated"), [(2, 0), (0, 2), (1, 1)])
+def test_a_few_unseen_ones_of_many_are_as_busy_as_the_others(silent: int, ungated: int) -> None:
+    assert silent + ungated <= MAX_SILENT_SHARE * 20
+    fleet = Fleet(ready=20, silent=silent, ungated=ungated)
+    answer = told(replace(seen(work_per_s=360.0, waiting=360.0 * BACKLOG_S), fleet=fleet))
+    assert answer.work_per_s == pytest.approx(360.0 * 20 / 18)
     assert answer.replicas == pytest.approx(10.0)
 
 

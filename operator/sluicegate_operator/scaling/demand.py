@@ -12,10 +12,10 @@ The number is absolute. Replicas that are still starting change nothing about it
 whatever is derived from the present number of replicas starts from those that are ready.
 
 While no replica has ever had as much as it can take, its capacity is not known, and the demand is bounded by what is
-seen instead: nothing offered needs nothing; what is served with nobody turned away needs no more than there is. And
-where requests are turned away lastingly, one more replica is needed than serve now, whatever the measured capacity
-says: it was measured on other requests. One more in a step that an HPA takes: it does nothing within 10 % of where
-it is.
+seen instead: nothing offered needs nothing; what is served with nobody turned away needs no more than there is. A
+measured capacity was measured on other requests, so two things hold against it: where all is served at once, there
+are enough replicas; and where requests are turned away lastingly, one more is needed than serve now. One more in a
+step that an HPA takes: it does nothing within 10 % of where it is.
 
 What cannot be told is `Unknown`, with the reason: never a low number.
 """
@@ -211,10 +211,10 @@ def _needed(seen: Situation, due_per_s: float) -> tuple[float, Why]:
         replicas, why = float(seen.fleet.current), Why.HOLDING
     else:
         replicas, why = due_per_s / (seen.capacity_per_s * TARGET_UTILISATION), Why.MEASURED
-        most = ready / TARGET_UTILISATION
-        if at_ease and replicas > most:
-            # All of it is being served, so it is no more than these do: what was measured is too little.
-            replicas, why = most, Why.AT_EASE
+        if at_ease and replicas > ready:
+            # All of it is being served, so it is no more than these do: what was measured is too little. With any
+            # more than these, each new replica would be at ease as well, and order another.
+            replicas, why = min(replicas, float(seen.fleet.current)), Why.AT_EASE
     if turned_away:
         one_more = max(_step_above(ready), float(seen.fleet.current))
         if replicas < one_more:
@@ -224,7 +224,7 @@ def _needed(seen: Situation, due_per_s: float) -> tuple[float, Why]:
 
 def _step_above(replicas: float) -> float:
     """One more at least, and so many that an HPA does not pass it over as within its tolerance."""
-    return max(replicas + 1.0, math.floor(replicas * (1.0 + HPA_TOLERANCE)) + 1.0)
+    return math.floor(replicas * (1.0 + HPA_TOLERANCE)) + 1.0
 
 
 def _wanted(replicas: float, current: int, bounds: Bounds) -> int:
