@@ -1,12 +1,18 @@
 """The ScaledObject: what KEDA is told, and what it is never told."""
 
+import re
 from typing import Any
 
 import pytest
 
 from sluicegate_core.policy import Autoscaling
 from sluicegate_operator.scaling import ScaledObjectSpec, ScaleTarget, scaled_object
-from sluicegate_operator.scaling.scaled_object import scale_target
+from sluicegate_operator.scaling.scaled_object import (
+    MAX_NAME,
+    other_autoscaler,
+    scale_target,
+    scaled_object_name,
+)
 
 DEPLOYMENT = ScaleTarget("apps/v1", "Deployment", "llama-70b")
 
@@ -103,3 +109,33 @@ def test_the_workload_is_the_one_that_all_pods_belong_to(
     owners: list[ScaleTarget], expected: ScaleTarget | str
 ) -> None:
     assert scale_target(owners) == expected
+
+
+def test_its_name_fits_into_a_label_of_kedas() -> None:
+    assert scaled_object_name("llama-70b") == "sluicegate-llama-70b"
+    long = [f"{'a' * 60}.{n}" for n in range(2)]
+    names = {scaled_object_name(one) for one in long}
+    assert len(names) == 2
+    for name in names:
+        assert len(name) <= MAX_NAME
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", name)
+
+
+def hpa(name: str, kind: str, scaled: str) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "spec": {"scaleTargetRef": {"kind": kind, "name": scaled}}}
+
+
+@pytest.mark.parametrize(
+    ("autoscalers", "found"),
+    [
+        ([], None),
+        ([hpa("keda-hpa-mine", "Deployment", "llama-70b")], None),
+        ([hpa("theirs", "Deployment", "other"), hpa("theirs", "StatefulSet", "llama-70b")], None),
+        ([hpa("keda-hpa-mine", "Deployment", "llama-70b"), hpa("old", "Deployment", "llama-70b")], "old"),
+        ([hpa("keda-hpa-theirs", "Deployment", "llama-70b")], "keda-hpa-theirs"),
+    ],
+)
+def test_another_autoscaler_of_the_same_workload_is_found(
+    autoscalers: list[dict[str, Any]], found: str | None
+) -> None:
+    assert other_autoscaler(autoscalers, DEPLOYMENT, "mine") == found

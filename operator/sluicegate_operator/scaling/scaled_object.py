@@ -11,9 +11,10 @@ Each setting has its reason here, since a wrong one shows only at the peak:
   model with it.
 """
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from sluicegate_core.policy import Autoscaling
 
@@ -42,6 +43,11 @@ SCALABLE: Final = {
     ("apps/v1", "StatefulSet"),
     ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"),
 }
+
+
+#: Longest name: KEDA calls its HPA `keda-hpa-NAME` and puts that into a label, whose values end at 63 characters.
+MAX_NAME: Final = 63 - len("keda-hpa-")
+HASH_CHARS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,34 @@ class ScaledObjectSpec:
     endpoint: str
     authentication: str | None = None
     labels: tuple[tuple[str, str], ...] = ()
+
+
+def scaled_object_name(policy: str) -> str:
+    """The name of a policy's ScaledObject; hashed where it would be too long."""
+    name = f"sluicegate-{policy}"
+    if len(name) <= MAX_NAME:
+        return name
+    digest = hashlib.sha256(policy.encode()).hexdigest()[:HASH_CHARS]
+    return f"{name[: MAX_NAME - HASH_CHARS - 1].rstrip('.-')}-{digest}"
+
+
+def other_autoscaler(
+    autoscalers: Iterable[Mapping[str, Any]], target: ScaleTarget, scaled_object_name: str
+) -> str | None:
+    """The name of a HorizontalPodAutoscaler of somebody else that scales the target already: two would fight.
+
+    Args:
+        autoscalers: all HorizontalPodAutoscalers of the namespace.
+        target: what is to be scaled.
+        scaled_object_name: of the policy's own ScaledObject; the HPA that KEDA makes of it is not counted.
+    """
+    for one in autoscalers:
+        name: str = one["metadata"]["name"]
+        scaled = one["spec"]["scaleTargetRef"]
+        same = (scaled["kind"], scaled["name"]) == (target.kind, target.name)
+        if same and name != f"keda-hpa-{scaled_object_name}":
+            return name
+    return None
 
 
 def scale_target(owners: Iterable[ScaleTarget]) -> ScaleTarget | str:
