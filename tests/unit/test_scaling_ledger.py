@@ -146,11 +146,13 @@ def test_a_long_silence_is_no_surge_afterwards() -> None:
     polls.poll(SHORT_S, work=500.0)
     gate.answers = False
     polls.poll(60.0, work=500.0)
+    gate.pressed_s += 30.0
     assert polls.ledger.fleet == Fleet(ready=1, silent=1)
     gate.answers = True
     polls.poll(POLL_S, work=500.0)
     assert polls.ledger.fleet == Fleet(ready=1)
     assert polls.ledger.flow(POLL_S).work_per_s == pytest.approx(100.0)
+    assert polls.ledger.flow(POLL_S).pressed_share == pytest.approx(30.0 / 65.0)
 
 
 def test_an_answer_handed_in_twice_is_counted_once() -> None:
@@ -165,8 +167,26 @@ def test_an_answer_handed_in_twice_is_counted_once() -> None:
     assert polls.ledger.flow(SHORT_S).arrivals == 1
 
 
+def test_an_answer_that_comes_late_is_not_booked_behind_a_newer_one() -> None:
+    polls = Polls(Gate("a"))
+    gate = polls.gates[0]
+    late = gate.found(polls.now)
+    polls.poll(POLL_S, requests=10)
+    polls.ledger.book(polls.now + 1.0, [late])
+    polls.poll(POLL_S, requests=10)
+    assert polls.ledger.flow(SHORT_S).arrivals == 20
+
+
 def test_estimates_are_corrected_by_what_they_proved_to_be() -> None:
     polls = Polls(Gate("a"))
+    polls.poll(SHORT_S, work=500.0, proves=0.5)
+    assert polls.ledger.flow(SHORT_S).work_per_s == pytest.approx(50.0)
+
+
+def test_what_was_true_long_ago_corrects_nothing_while_enough_is_served_now() -> None:
+    gate = Gate("a", began_at=-3600.0)
+    gate.takes(1e9, proves=10.0)
+    polls = Polls(gate)
     polls.poll(SHORT_S, work=500.0, proves=0.5)
     assert polls.ledger.flow(SHORT_S).work_per_s == pytest.approx(50.0)
 
