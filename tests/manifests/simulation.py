@@ -157,7 +157,9 @@ def run(argv: list[str], env: Mapping[str, str]) -> list[Started]:
         words = [re.sub(r"\bbash (/[\w./-]+\.sh)", r"true \1", word) for word in words]
         if words[0].rsplit("/", 1)[-1] in ("tini", "dumb-init"):
             words = words[words.index("--") + 1 :]
-        words = ["-c" if word == "-lc" else word for word in words]  # a login shell would look for other programs
+        words = [
+            "-c" if word == "-lc" else word for word in words
+        ]  # a login shell would look for other programs
         executable = _executable(words[0], bin_)
         if not Path(executable).exists():
             return []  # a program of an image that is not here
@@ -235,6 +237,7 @@ def listens(one: Started) -> Listens | None:
         env = one.env
         host = env.get("HOSTNAME", "0.0.0.0")
         host = host if re.fullmatch(r"[\d.]+|[\da-f:]+", host) else "0.0.0.0"
+        words = ["--port" if word == "-p" else word for word in words]
         return _flags(words, int(env.get("PORT", "3000")), host, host_flag="--hostname")
     if words[0] == "tritonserver":
         return _flags(words, 8000, "0.0.0.0", port="--http-port", host_flag="--http-address")

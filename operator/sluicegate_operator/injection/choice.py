@@ -75,14 +75,15 @@ class EngineContainer:
 
 def read_engine(index: int, container: dict[str, Any]) -> EngineContainer:
     """Read one container as an engine."""
-    start = read_start(container, find_image(str(container.get("image", ""))))
+    image = find_image(str(container.get("image", "")))
+    start = read_start(container, image)
+    unseen = image is None or bool(container.get("envFrom"))
     found = []
     for invocation in start.invocations:
         match = find_program(invocation.args)
         if match is not None:
             program, words = match
-            env_from = bool(container.get("envFrom"))
-            listening = read_listening(program, words, invocation, env_from=env_from)
+            listening = read_listening(program, words, invocation, unseen=unseen)
             found.append(Found(program, words, invocation, listening))
     texts = " ".join(str(one) for field in ("command", "args") for one in container.get(field) or ())
     return EngineContainer(

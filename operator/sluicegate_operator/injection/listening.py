@@ -53,21 +53,23 @@ class _Flag:
     joined: bool  # --port=8000
 
 
-def read_listening(program: Program, words: int, one: Invocation, *, env_from: bool) -> Listening:
+def read_listening(program: Program, words: int, one: Invocation, *, unseen: bool) -> Listening:
     """Where the engine of this invocation listens.
 
     Args:
         program: which engine it is.
         words: how many of its words name it.
         one: the invocation.
-        env_from: the container has variables whose names the manifest does not tell.
+        unseen: the engine may have variables that the manifest does not tell, from its image or from envFrom.
     """
     args = one.args[words:]
     for flag in _flags(args, tuple(program.not_served)):
         return Listening(None, False, None, flag.spelling, program.not_served[flag.spelling])
     hidden = _hidden_from(args)
     port, sure, source = program.port, True, f"the default of {program.name}"
-    host: str | None = program.host
+    host: str | None = (
+        None if unseen and (program.host_variable or program.address_variable) else program.host
+    )
     known_port: int | None = port
     for variable, is_port in ((program.port_variable, True), (program.host_variable, False)):
         if variable and variable in one.environment:
@@ -77,14 +79,14 @@ def read_listening(program: Program, words: int, one: Invocation, *, env_from: b
             else:
                 host = value.text
         elif variable and is_port:
-            sure = sure and not env_from
+            sure = sure and not unseen
     if program.address_variable:
         address = one.environment.get(program.address_variable)
         if address is not None:
             host, known_port = split_address(address.text, program.port)
             sure, source = address.sure, f"the variable {program.address_variable}"
         else:
-            sure = not env_from
+            sure = not unseen
     flags = list(_flags(args, program.port_flags))
     if flags:
         last = flags[-1]

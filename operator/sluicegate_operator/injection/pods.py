@@ -50,10 +50,12 @@ def port_number(container: Json, port: object) -> int | None:
     """A port given by number or by a name that the container declares; None where it has no such port."""
     if isinstance(port, int):
         return port
+    if not isinstance(port, str):
+        return None
     for one in container.get("ports") or ():
         if one.get("name") == port:
             return int(one["containerPort"])
-    return int(port) if isinstance(port, str) and port.isdigit() else None
+    return int(port) if port.isdigit() else None
 
 
 def numbers_in(pod: Json) -> set[int]:

@@ -43,6 +43,10 @@ SETTLE_S: Final = 5
 STOP_S: Final = 30
 #: The longest drain that leaves a grace period of a day.
 MAX_GRACE_S: Final = 86_400
+#: Of a gate in a pod that is Guaranteed, where nobody states a limit. Half a core carries thousands of requests a
+#: second; less would be throttled in bursts, and delay tokens.
+GUARANTEED_CPU: Final = "500m"
+GUARANTEED_MEMORY: Final = "512Mi"
 #: Below this a process without privileges may not listen, where the runtime does not say otherwise.
 FIRST_UNPRIVILEGED_PORT: Final = 1024
 UNPRIVILEGED_SYSCTL: Final = "net.ipv4.ip_unprivileged_port_start"
@@ -158,12 +162,12 @@ def _security_context(context: InjectionContext) -> dict[str, Any]:
 
 
 def _resources(pod: Json, policy: Policy, context: InjectionContext) -> dict[str, Any]:
-    """The policy's, over the installation's. A pod that is Guaranteed stays so: requests rise to the limits."""
+    """The policy's, over the installation's. A pod that is Guaranteed stays so: the gate requests its limits."""
     requests = dict(context.requests) | dict(policy.gate.requests)
     limits = dict(context.limits) | dict(policy.gate.limits)
     if is_guaranteed(pod):
-        limits = requests | limits
-        requests = dict(limits) if {"cpu", "memory"} <= limits.keys() else requests
+        limits = {"cpu": GUARANTEED_CPU, "memory": requests.get("memory", GUARANTEED_MEMORY)} | limits
+        requests = dict(limits)
     return {**({"requests": requests} if requests else {}), **({"limits": limits} if limits else {})}
 
 

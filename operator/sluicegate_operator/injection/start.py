@@ -335,7 +335,7 @@ def _evaluated(one: Invocation, command: Command, script: _Script) -> list[Invoc
     if unquoted is not None:
         inner, offsets = unquoted
         commands = read_script(inner, environment, script.positionals, script.replaced)
-        if len(commands) == 1:
+        if len(commands) == 1 and commands[0].words and commands[0].words[0].text is not None:
             return [_at_offsets(_invocation(commands[0], script.place), offsets)]
     texts = [arg.text for arg in one.args[1:]]
     if None in texts:
