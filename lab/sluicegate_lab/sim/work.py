@@ -5,7 +5,8 @@ sequences as fit, so the share of one is the part it takes of what is scarce: of
 the sequences that may run at once, whichever is more:
 
     prompt    prefill_token_s x p
-    answer    sum over its steps, at context n, of  sequence_s + kv_token_s x n + step_s x max(n / kv_tokens, 1 / sequences)
+    answer    over its steps, at context n, the sum of
+              sequence_s + kv_token_s x n + step_s x max(n / kv_tokens, 1 / max_sequences)
 
 So an engine that is always full does at most about one second of work a second, and value is priced as cost is:
 a policy gains nothing by picking the requests that the price flatters. Counting requests alone would reward picking
