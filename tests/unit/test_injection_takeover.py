@@ -155,6 +155,19 @@ def test_the_engines_port_is_free_and_recognisable() -> None:
     assert gated(pod(container(args=["--port=8123"]))).status["enginePort"] == 27123
 
 
+def test_an_images_own_arguments_are_kept() -> None:
+    given = container(image="ghcr.io/huggingface/text-embeddings-inference:1.8", args=None, ports=None)
+    assert engine_of(gated(pod(given)))["args"] == [
+        "--json-output",
+        "--port",
+        "27080",
+        "--hostname",
+        "127.0.0.1",
+    ]
+    ollama = container(image="ollama/ollama", args=None, ports=None)
+    assert "args" not in engine_of(gated(pod(ollama)))
+
+
 def test_host_ports_stay() -> None:
     ports = [{"name": "http", "containerPort": 8000, "hostPort": 80, "hostIP": "10.0.0.1"}]
     result = gated(pod(container(ports=ports)))

@@ -37,11 +37,20 @@ class SetVariable:
 Change = Edit | SetVariable
 
 
-def changed_container(container: Mapping[str, Any], changes: Sequence[Change]) -> dict[str, Any]:
-    """A copy of the container with the changes made."""
+def changed_container(
+    container: Mapping[str, Any], changes: Sequence[Change], defaults: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A copy of the container with the changes made.
+
+    `defaults`: the image's own arguments, which hold while there are no others.
+    """
     changed: dict[str, Any] = copy.deepcopy(dict(container))
     edits = [change for change in changes if isinstance(change, Edit)]
     # From the end, so that the places before stay where they are.
+    if any(edit.place.field == "args" for edit in edits) and not (
+        container.get("args") or container.get("command")
+    ):
+        changed["args"] = list(defaults)
     for edit in sorted(edits, key=_position, reverse=True):
         _edit(changed, edit)
     for change in changes:

@@ -127,7 +127,6 @@ PROGRAMS: Final[tuple[Program, ...]] = (
         port_flags=("--port", "-p"),
         host_flags=("--hostname",),
         port_variable="PORT",
-        host_variable="HOSTNAME",
         port=3000,
         last_wins=False,
     ),

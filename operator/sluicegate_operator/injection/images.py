@@ -26,7 +26,7 @@ class Image:
 _VLLM: Final = Image(("vllm", "serve"))
 _LLAMA: Final = Image(("/app/llama-server",), environment={"LLAMA_ARG_HOST": "0.0.0.0"})  # noqa: S104
 _TGI: Final = Image(("text-generation-launcher",), environment={"PORT": "80"})
-_TEI: Final = Image(("text-embeddings-router",), environment={"PORT": "80"})
+_TEI: Final = Image(("text-embeddings-router",), ("--json-output",), {"PORT": "80"})
 _OLLAMA: Final = Image(("/bin/ollama",), ("serve",), {"OLLAMA_HOST": "0.0.0.0:11434"})
 #: Its entrypoint prints a banner and then starts what it is given.
 _NVIDIA: Final = Image(("/opt/nvidia/nvidia_entrypoint.sh",))

@@ -110,7 +110,7 @@ def changes_to_move(
     overruled by adding the flag behind it, where the last one wins.
     """
     if program.address_variable:
-        return _set_variables(program, one, ((program.address_variable, f"{LOOPBACK}:{port}"),))
+        return _set_variable(one, program.address_variable, f"{LOOPBACK}:{port}")
     changes: list[Change] = []
     missing: list[str] = []
     args = one.args[words:]
@@ -136,27 +136,18 @@ def changes_to_move(
             return [], f"{spellings[0]} is given in a place that cannot be changed"
         if beaten:
             missing += [spellings[0], value]
-    if missing and not program.last_wins and one.from_image == len(one.args) and program.port_variable:
-        pairs = tuple(zip((program.port_variable, program.host_variable), (str(port), LOOPBACK), strict=True))
-        return _set_variables(program, one, pairs)
     if missing:
         changes.append(Edit(one.after, tuple(missing), one.in_shell))
     return changes, None
 
 
-def _set_variables(
-    program: Program, one: Invocation, pairs: Sequence[tuple[str, str]]
-) -> tuple[list[Change], str | None]:
-    """Variables of the container; where a script sets them over, in front of its command."""
-    changes: list[Change] = []
-    for name, value in pairs:
-        if name not in one.set_here:
-            changes.append(SetVariable(name, value))
-        elif one.before is not None:
-            changes.append(Edit(one.before, (f"{name}={value}",), True))
-        else:
-            return [], f"{name} is set in a place that cannot be changed"
-    return changes, None
+def _set_variable(one: Invocation, name: str, value: str) -> tuple[list[Change], str | None]:
+    """A variable of the container; where a script sets it over, in front of its command."""
+    if name not in one.set_here:
+        return [SetVariable(name, value)], None
+    if one.before is not None:
+        return [Edit(one.before, (f"{name}={value}",), True)], None
+    return [], f"{name} is set in a place that cannot be changed"
 
 
 def split_address(text: str | None, port: int) -> tuple[str | None, int | None]:

@@ -81,7 +81,6 @@ class Invocation:
     Attributes:
         args: its words, its name first; wrappers (`exec`, `env`, `tini --`) are left out.
         environment: its variables; a text of None is a value that is not known.
-        from_image: how many of the first words come from the image.
         after: where words can be added at its end.
         before: where assignments can be put in front of it; None where there is no shell to read them.
         in_shell: its words are read by a shell: what is added must be quoted for it.
@@ -92,7 +91,6 @@ class Invocation:
     environment: Mapping[str, Arg]
     after: Place
     before: Place | None = None
-    from_image: int = 0
     in_shell: bool = False
     set_here: frozenset[str] = frozenset()
 
@@ -155,15 +153,13 @@ def read_start(container: Mapping[str, Any], image: Image | None) -> Start:
     """Read how a container starts. `image`: what is known of its image."""
     values = _Values(environment_of(container, image), environment_of(container, None))
     words = _listed(container, "command", values.own) + _listed(container, "args", values.own)
-    from_image = 0
+    defaults: tuple[str, ...] = ()
     if not container.get("command"):
         if image is None and words and not _names_a_program(words[0]):
             return Start((), "the image's entrypoint is not known")
-        entrypoint = image.entrypoint if image is not None else ()
-        if image is not None and not words:
-            entrypoint += image.arguments
-        from_image = len(entrypoint)
-        words = [Arg(text) for text in entrypoint] + words
+        if image is not None:
+            defaults = () if words else image.arguments
+            words = [Arg(text) for text in (*image.entrypoint, *defaults)] + words
     if not words:
         return Start((), "the manifest has no command, and the image's is not known")
     environment = {name: Arg(value) for name, value in values.known.items()}
@@ -172,9 +168,8 @@ def read_start(container: Mapping[str, Any], image: Image | None) -> Start:
     if rest and _basename(rest[0].text) in SHELLS:
         return _read_shell(container, rest, values)
     field = "args" if container.get("args") or not container.get("command") else "command"
-    count = len(container.get(field) or ())
-    after = Place(field, count, 0, 0)
-    one = Invocation(tuple(rest), environment, after, from_image=max(0, from_image - skip))
+    after = Place(field, len(container.get(field) or defaults), 0, 0)
+    one = Invocation(tuple(rest), environment, after)
     return Start((one,))
 
 

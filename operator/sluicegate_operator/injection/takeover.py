@@ -18,6 +18,7 @@ from typing import Any, Final
 from sluicegate_core.policy import EngineType, Policy, Takeover
 from sluicegate_operator.injection.choice import EngineContainer, RefusedError, choose_engine, read_engine
 from sluicegate_operator.injection.edits import changed_container
+from sluicegate_operator.injection.images import find_image
 from sluicegate_operator.injection.listening import changes_to_move
 from sluicegate_operator.injection.pods import Json, numbers_in, port_number, running_containers, tcp_ports
 from sluicegate_operator.names import ADMIN_PORT
@@ -99,7 +100,9 @@ def _auto(pod: Json, policy: Policy, engine: EngineContainer) -> Plan:
                 f"the port of container {engine.name!r} cannot be changed: {why_not}; {_ADVICE}"
             )
         changes += more
-    container = changed_container(engine.container, list(dict.fromkeys(changes)))
+    image = find_image(str(engine.container.get("image", "")))
+    defaults = () if image is None else image.arguments
+    container = changed_container(engine.container, list(dict.fromkeys(changes)), defaults)
     program = engine.found[0].program
     has_host = bool(program.host_flags or program.address_variable)
     _check_moved(read_engine(engine.index, dict(container)), engine, new, has_host=has_host)
