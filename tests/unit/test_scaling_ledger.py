@@ -145,14 +145,16 @@ def test_a_long_silence_is_no_surge_afterwards() -> None:
     polls = Polls(gate)
     polls.poll(SHORT_S, work=500.0)
     gate.answers = False
-    polls.poll(60.0, work=500.0)
+    polls.poll(60.0, work=500.0, requests=10, refused=2)
     gate.pressed_s += 30.0
     assert polls.ledger.fleet == Fleet(ready=1, silent=1)
     gate.answers = True
-    polls.poll(POLL_S, work=500.0)
+    polls.poll(POLL_S, work=500.0, requests=10, refused=2)
     assert polls.ledger.fleet == Fleet(ready=1)
-    assert polls.ledger.flow(POLL_S).work_per_s == pytest.approx(100.0)
-    assert polls.ledger.flow(POLL_S).pressed_share == pytest.approx(30.0 / 65.0)
+    flow = polls.ledger.flow(POLL_S)
+    assert flow.work_per_s == pytest.approx(100.0)
+    assert (flow.arrivals, flow.turned_away) == (pytest.approx(10.0), pytest.approx(2.0))
+    assert flow.pressed_share == pytest.approx(30.0 / 65.0)
 
 
 def test_an_answer_handed_in_twice_is_counted_once() -> None:
@@ -213,10 +215,15 @@ def test_too_little_served_corrects_by_all_that_is_remembered() -> None:
 
 
 def test_only_want_of_room_turns_away() -> None:
-    polls = Polls(Gate("a"))
+    gate = Gate("a")
+    gate.counts = replace(gate.counts, evicted={"client_gone": 100, "drained": 100})
+    polls = Polls(gate)
     polls.poll(SHORT_S, requests=10, refused=3)
-    flow = polls.ledger.flow(SHORT_S)
-    assert flow.turned_away_share == pytest.approx(0.3)
+    assert polls.ledger.flow(SHORT_S).turned_away_share == pytest.approx(0.3)
+    gate.counts = replace(gate.counts, evicted={"client_gone": 200, "drained": 200, "deadline": 12})
+    polls.now += 1.0
+    polls.book()
+    assert polls.ledger.flow(SHORT_S + 1.0).turned_away == 18 + 12
 
 
 def test_what_was_turned_away_before_the_replicas_grew_says_nothing_about_them() -> None:
