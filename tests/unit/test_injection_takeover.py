@@ -35,6 +35,7 @@ TAKEN: list[tuple[str, dict[str, Any], int]] = [
     ("decoys", container(env=env(VLLM_PORT="5555", PORT="1", VLLM_HOST_IP="10.0.0.1")), 8000),
     ("a wrapper", container(command=["/usr/bin/env", "A=b", "vllm", "serve", "m", "--port", "9000"], args=None), 9000),
     ("tini", container(command=["/tini", "-s", "--", "vllm", "serve", "m"], args=["--port=9000"]), 9000),
+    ("CPUs", script("nice -n 5 timeout 99 taskset -c 0 vllm serve m --port 9000"), 9000),
     ("path", container(command=["/opt/venv/bin/vllm", "serve", "m", "--port=9000"], args=None), 9000),
     ("module by path", container(command=["python3", "-u", "-m", "vllm.entrypoints.openai.api_server"]), 8000),
     ("mirror", container(image="registry.example:5000/mirror/vllm/vllm-openai@sha256:" + "0" * 64), 8000),
@@ -98,6 +99,7 @@ LEFT: list[tuple[str, dict[str, Any], str]] = [
     ("TLS", container(args=["--port=8000", "--ssl-keyfile=/k", "--ssl-certfile=/c"]), "serves TLS"),
     ("a socket", container(args=["--uds", "/tmp/s"]), "Unix socket"),
     ("a socket of llama.cpp", container(image=LLAMA, args=["--host", "/tmp/x.sock"]), "Unix socket"),
+    ("an address that is told", script("trtllm-serve m --metadata_server_config_file=x"), "tells others its own"),
     ("headless", container(args=["--headless"]), "serves no requests"),
     ("a port from elsewhere", container(args=["--port=$(P)"], env=[from_field("P")], ports=None), UNTOLD),
     ("a port that the script computes", script("vllm serve m --port $(cat /port)", ports=None), UNTOLD),
@@ -153,6 +155,14 @@ def test_the_engines_port_is_free_and_recognisable() -> None:
     taken = env(A="27000", B="27001", C="http://x:27002/")
     assert gated(pod(container(env=taken))).status["enginePort"] == 27003
     assert gated(pod(container(args=["--port=8123"]))).status["enginePort"] == 27123
+
+
+def test_an_engine_that_shares_its_host_keeps_it() -> None:
+    """SGLang's bootstrap server is at the same host: on loopback no other pod would find it."""
+    text = "python3 -m sglang.launch_server --host 0.0.0.0 --port 30000 --disaggregation-mode prefill"
+    result = gated(pod(script(text, ports=None)))
+    assert engine_of(result)["command"][2] == text.replace("--port 30000", "--port 27000")
+    assert any("can still be reached past the gate on port 27000" in one for one in result.warnings)
 
 
 def test_an_images_own_arguments_are_kept() -> None:

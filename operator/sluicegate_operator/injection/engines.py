@@ -34,6 +34,8 @@ class Program:
         last_wins: a flag given twice counts as given last; otherwise it is an error.
         not_served: a flag, and why a gate cannot stand in front of what it asks for.
         config_flags: flags of files that may say more.
+        shared_host_flags: flags that make the engine offer something else to other pods at the same host, so that only
+            its port can move.
     """
 
     name: str
@@ -49,10 +51,12 @@ class Program:
     last_wins: bool = True
     not_served: Mapping[str, str] = field(default_factory=dict)
     config_flags: tuple[str, ...] = ()
+    shared_host_flags: tuple[str, ...] = ()
 
 
 _TLS: Final = "it serves TLS, which a gate cannot look into; end TLS in front of the pod"
 _SOCKET: Final = "it listens on a Unix socket, which a gate cannot stand in front of"
+_TOLD: Final = "it tells others its own address, which would then be the wrong one"
 _NO_SERVER: Final = "it serves no requests in this pod; let the selector leave it out"
 
 _VLLM_NOT_SERVED: Final = {
@@ -74,7 +78,7 @@ PROGRAMS: Final[tuple[Program, ...]] = (
     Program(
         name="vLLM",
         type=EngineType.VLLM,
-        pattern=r"python\S*( -[a-zA-Z]+)* (-m vllm\.entrypoints\.(openai\.)?api_server|api_server\.py)",
+        pattern=r"python\S*( -[a-zA-Z]+)* -m vllm\.entrypoints\.(openai\.)?api_server",
         port=8000,
         not_served=_VLLM_NOT_SERVED,
         config_flags=("--config",),
@@ -108,6 +112,8 @@ PROGRAMS: Final[tuple[Program, ...]] = (
         host=LOOPBACK,
         not_served={"--ssl-keyfile": _TLS, "--ssl-certfile": _TLS},
         config_flags=("--config",),
+        # Its bootstrap server for disaggregated serving listens at the same host.
+        shared_host_flags=("--disaggregation-mode",),
     ),
     Program(
         name="TGI",
@@ -144,7 +150,7 @@ PROGRAMS: Final[tuple[Program, ...]] = (
         pattern=r"trtllm-serve",
         port=8000,
         host="localhost",
-        config_flags=(),
+        not_served={"--metadata_server_config_file": _TOLD},
     ),
     Program(
         name="Ollama",
@@ -163,7 +169,7 @@ PROGRAMS: Final[tuple[Program, ...]] = (
         port_flags=("--server-port",),
         host_flags=("--server-name",),
         port=23333,
-        not_served={"--ssl": _TLS},
+        not_served={"--ssl": _TLS, "--proxy-url": _TOLD},
     ),
     Program(
         name="KServe's Hugging Face server",

@@ -101,6 +101,12 @@ def read_listening(program: Program, words: int, one: Invocation, *, unseen: boo
     return Listening(known_port, sure and known_port is not None, host, source)
 
 
+def can_hide(program: Program, words: int, one: Invocation) -> bool:
+    """Whether the engine can be told to listen on loopback alone."""
+    shared = any(_flags(one.args[words:], program.shared_host_flags))
+    return bool(program.host_flags or program.address_variable) and not shared
+
+
 def changes_to_move(
     program: Program, words: int, one: Invocation, port: int
 ) -> tuple[list[Change], str | None]:
@@ -115,9 +121,10 @@ def changes_to_move(
     missing: list[str] = []
     args = one.args[words:]
     hidden = _hidden_from(args)
-    for spellings, value in ((program.port_flags, str(port)), (program.host_flags, LOOPBACK)):
-        if not spellings:
-            continue
+    wanted = [(program.port_flags, str(port))]
+    if can_hide(program, words, one):
+        wanted.append((program.host_flags, LOOPBACK))
+    for spellings, value in wanted:
         flags = list(_flags(args, spellings))
         beaten = not flags  # by something that comes later, or has no place
         for flag in flags:

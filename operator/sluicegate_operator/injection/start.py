@@ -30,7 +30,7 @@ WRAPPERS: Final[dict[str, frozenset[str]]] = {
     "time": frozenset(),
     "timeout": frozenset({"-s", "-k"}),
     "numactl": frozenset({"-N", "-m", "-C", "-i", "-p"}),
-    "taskset": frozenset({"-c"}),
+    "taskset": frozenset(),
     "stdbuf": frozenset({"-o", "-i", "-e"}),
     "setsid": frozenset(),
     "tini": frozenset({"-p"}),

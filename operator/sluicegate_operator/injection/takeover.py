@@ -19,7 +19,7 @@ from sluicegate_core.policy import EngineType, Policy, Takeover
 from sluicegate_operator.injection.choice import EngineContainer, RefusedError, choose_engine, read_engine
 from sluicegate_operator.injection.edits import changed_container
 from sluicegate_operator.injection.images import find_image
-from sluicegate_operator.injection.listening import changes_to_move
+from sluicegate_operator.injection.listening import can_hide, changes_to_move
 from sluicegate_operator.injection.pods import Json, numbers_in, port_number, running_containers, tcp_ports
 from sluicegate_operator.names import ADMIN_PORT
 
@@ -104,15 +104,15 @@ def _auto(pod: Json, policy: Policy, engine: EngineContainer) -> Plan:
     defaults = () if image is None else image.arguments
     container = changed_container(engine.container, list(dict.fromkeys(changes)), defaults)
     program = engine.found[0].program
-    has_host = bool(program.host_flags or program.address_variable)
-    _check_moved(read_engine(engine.index, dict(container)), engine, new, has_host=has_host)
-    if not has_host:
+    hides = all(can_hide(one.program, one.words, one.invocation) for one in engine.found)
+    _check_moved(read_engine(engine.index, dict(container)), engine, new, hides=hides)
+    if not hides:
         warnings += (
-            f"{program.name} cannot be told an address: it can still be reached past the gate on port {new}; "
+            f"{program.name} cannot be moved to loopback here: it can still be reached past the gate on port {new}; "
             "keep other pods away from it by a NetworkPolicy",
         )
     listening = engine.listening
-    on_loopback = has_host and listening is not None and listening.on_loopback
+    on_loopback = hides and listening is not None and listening.on_loopback
     if on_loopback:
         warnings += (
             f"the engine listened on {listening.host if listening else ''} alone, and so does the gate: other pods "
@@ -172,14 +172,14 @@ def _client_port(policy: Policy, engine: EngineContainer) -> tuple[int, tuple[st
     )
 
 
-def _check_moved(now: EngineContainer, before: EngineContainer, port: int, *, has_host: bool) -> None:
+def _check_moved(now: EngineContainer, before: EngineContainer, port: int, *, hides: bool) -> None:
     """The manifest after the change says where the engine listens: it must be where the gate looks for it."""
     listening = now.listening
     moved = len(now.found) == len(before.found) and listening is not None
     for one in now.found:
         at = one.listening
         moved = moved and at.port == port and (at.sure or one.program.last_wins)
-        moved = moved and (not has_host or at.on_loopback)
+        moved = moved and (not hides or at.on_loopback)
     if not moved:
         raise RefusedError(
             f"the port of container {before.name!r} cannot be changed with certainty; {_ADVICE}"
