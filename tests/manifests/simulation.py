@@ -52,6 +52,12 @@ REAL: Final = (
     "date",
     "nohup",
     "test",
+    "bash",
+    "sh",
+    "nice",
+    "timeout",
+    "taskset",
+    "basename",
 )
 
 _STUB: Final = """#!{python} -ISE
