@@ -91,7 +91,23 @@ def statements(draw: st.DrawFn, number: Counter, depth: int = 0) -> str:
         return f"set -- {' '.join(draw(st.lists(words(), max_size=3)))}"
     if kind == 6:
         return draw(
-            st.sampled_from(["# record decoy --port 1", "shift || true", "unset A", ": ${B:=fallback}"])
+            st.sampled_from(
+                [
+                    "# record decoy --port 1",
+                    "shift || true",
+                    "shift 2 || true",
+                    "unset A",
+                    ": ${B:=fallback}",
+                    "read A < /dev/null || true",
+                    ". /dev/null",
+                    "eval 'A=5'",
+                    "export B",
+                    "export $(echo A=7)",
+                    "set -e; set +e",
+                    "A=$A.more",
+                    "(A=lost)",
+                ]
+            )
         )
     if kind == 7:
         condition = draw(st.sampled_from(['[ -n "$A" ]', "true", "false", '[ "$PORT" = 8000 ]']))

@@ -259,3 +259,27 @@ def test_the_gate_is_restricted_in_a_pod_that_is_not() -> None:
     before, after = violations(given), violations(gated(given).pod)
     assert before
     assert after == before
+
+
+# A pod that has a gate already.
+
+
+@pytest.mark.parametrize(("told", "status"), [(None, {}), ("{", {}), ("[]", {}), ('{"port":1}', {"port": 1})])
+def test_a_gate_is_not_given_twice(told: str | None, status: dict[str, Any]) -> None:
+    """Whoever put it there, and whatever its annotation says."""
+    given = pod(initContainers=[{"name": "sluicegate-gate", "image": "x", "restartPolicy": "Always"}])
+    if told is not None:
+        given["metadata"]["annotations"] = {"sluicegate.dev/injection": told}
+    result = gated(given)
+    assert (result.pod, result.status, result.warnings) == (given, status, ())
+
+
+def test_a_label_keeps_a_pod_out() -> None:
+    given = pod()
+    given["metadata"]["labels"]["sluicegate.dev/inject"] = "false"
+    result = inject(given, policy(), CONTEXT)
+    assert result.pod == given
+    assert result.refusal is not None
+    assert "opts out" in result.refusal
+    given["metadata"]["labels"]["sluicegate.dev/inject"] = "no"
+    assert gated(given).status["takeover"] == "Auto"

@@ -56,7 +56,3 @@ class InjectionResult:
     warnings: tuple[str, ...]
     refusal: str | None
     status: dict[str, Any]
-
-    @property
-    def gated(self) -> bool:
-        return self.refusal is None
