@@ -166,6 +166,6 @@ def _told(metadata: Json) -> dict[str, Any]:
     """What an earlier injection said; empty where the annotation is not ours to read."""
     try:
         status = json.loads((metadata.get("annotations") or {}).get(STATUS_ANNOTATION, ""))
-    except ValueError:
+    except (ValueError, RecursionError):  # whoever may write pods may write anything here
         return {}
     return status if isinstance(status, dict) else {}
