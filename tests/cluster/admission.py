@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -238,6 +239,47 @@ async def start_hook(kubeconfig: Path, directory: Path, namespace_name: str, *ar
 
         await until(ready, "the webhook is ready")
     return hook
+
+
+@asynccontextmanager
+async def splitter(hooks: Sequence[Hook]) -> AsyncIterator[int]:
+    """A port that leads to each of the replicas in turn, as a Service does: connections, not requests.
+
+    Replicas may leave the list and join it meanwhile.
+    """
+    turns = count()
+    pumps: set[asyncio.Task[None]] = set()
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65_536):
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass  # one side has gone: so has the other
+        finally:
+            writer.transport.abort()
+
+    async def split(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hook = hooks[next(turns) % len(hooks)]
+        try:
+            there_reader, there_writer = await asyncio.open_connection(HOST, hook.port)
+        except OSError:
+            writer.transport.abort()
+            return
+        for one in (pump(reader, there_writer), pump(there_reader, writer)):
+            task = asyncio.create_task(one)
+            pumps.add(task)
+            task.add_done_callback(pumps.discard)
+
+    server = await asyncio.start_server(split, HOST, 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for task in tuple(pumps):
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
 
 
 @dataclass

@@ -14,7 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.admission import HOST, Created, Hook, Namespace, namespace, place, pod, start_hook, until
+from tests.cluster.admission import (
+    HOST,
+    Created,
+    Hook,
+    Namespace,
+    namespace,
+    place,
+    pod,
+    splitter,
+    start_hook,
+    until,
+)
 
 from sluicegate_core.policy import FailurePolicy, Selector
 from sluicegate_operator.certificates.authority import Pair, issue_authority, issue_serving, issued_by
@@ -45,44 +56,6 @@ class Beside(ApiStore):
 
     async def replicas(self) -> Sequence[tuple[str, int]]:
         return [(HOST, hook.port) for hook in self.hooks]
-
-
-@asynccontextmanager
-async def splitter(hooks: Sequence[Hook]) -> AsyncIterator[int]:
-    """A port that leads to each of the replicas in turn, as a Service does: connections, not requests."""
-    turns = count()
-    pumps: set[asyncio.Task[None]] = set()
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65_536):
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass  # one side has gone: so has the other
-        finally:
-            writer.transport.abort()
-
-    async def split(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        hook = hooks[next(turns) % len(hooks)]
-        try:
-            there_reader, there_writer = await asyncio.open_connection(HOST, hook.port)
-        except OSError:
-            writer.transport.abort()
-            return
-        for one in (pump(reader, there_writer), pump(there_reader, writer)):
-            task = asyncio.create_task(one)
-            pumps.add(task)
-            task.add_done_callback(pumps.discard)
-
-    server = await asyncio.start_server(split, HOST, 0)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        for task in tuple(pumps):
-            task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
 
 
 class Installation:
