@@ -26,3 +26,22 @@ def kubeconfig() -> Path:
     if path:
         return Path(path)
     pytest.skip(f"no cluster: set {VARIABLE}")
+
+
+@pytest.fixture(scope="session")
+def gate_image() -> str:
+    """The gate's image, as nodes of the cluster have it."""
+    return _image("SLUICEGATE_TEST_GATE_IMAGE")
+
+
+@pytest.fixture(scope="session")
+def engine_image() -> str:
+    """An image with a real llama.cpp (see `engines`), as nodes of the cluster have it."""
+    return _image("SLUICEGATE_TEST_ENGINE_IMAGE")
+
+
+def _image(variable: str) -> str:
+    name = os.environ.get(variable)
+    if name:
+        return name
+    pytest.skip(f"no image: set {variable}")
