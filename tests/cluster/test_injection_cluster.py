@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,36 @@ async def test_an_engine_that_starts_slowly_is_no_error(here: Site) -> None:
     (pod,) = await here.pods()
     statuses = [*pod["status"]["initContainerStatuses"], *pod["status"]["containerStatuses"]]
     assert {one["name"]: one["restartCount"] for one in statuses} == {"sluicegate-gate": 0, "engine": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_job_ends_and_its_script_goes_through_the_gate(here: Site) -> None:
+    """A native sidecar keeps no Job from ending. What else the engine's own script does is a client's doing."""
+    question = json.dumps(QUESTION)
+    script = f"""
+llama-server -m {MODEL} --host 0.0.0.0 --port 8080 &
+until curl -sf localhost:8080/health; do sleep 1; done
+curl -sf -D /dev/stderr localhost:8080/v1/chat/completions -H 'content-type: application/json' -d '{question}' 2>&1 |
+  grep -i 'x-sluicegate-reason: admitted'
+"""
+    pod = here.inject(
+        here.pod(
+            metadata={"name": "job"},
+            command=["sh", "-c", script],
+            args=[],
+            livenessProbe=None,
+            startupProbe=None,
+        )
+    ).pod
+    pod["spec"]["restartPolicy"] = "Never"
+    await here.create("pods", pod)
+
+    async def phase() -> str | None:
+        found: str = (await here.get("pods", "job"))["status"].get("phase", "")
+        return found if found in ("Succeeded", "Failed") else None
+
+    assert await until(phase, "the pod has ended") == "Succeeded"
 
 
 @pytest.fixture
