@@ -44,7 +44,7 @@ def test_the_whole_container() -> None:
         ],
         "env": [{"name": "SLUICEGATE_DRAIN_TOKEN", "value": "t0ken"}],
         "ports": [{"name": "gate-admin", "containerPort": 9901, "protocol": "TCP"}],
-        "resources": {"requests": {"cpu": "100m", "memory": "96Mi"}, "limits": {"memory": "512Mi"}},
+        "resources": {"requests": {"cpu": "100m", "memory": "96Mi"}, "limits": {"memory": "768Mi"}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
@@ -121,8 +121,8 @@ def test_a_guaranteed_pod_stays_guaranteed() -> None:
     given = pod(container(resources=GUARANTEED))
     gate = with_gate(given)
     assert gate["resources"] == {
-        "requests": {"cpu": "500m", "memory": "512Mi"},
-        "limits": {"cpu": "500m", "memory": "512Mi"},
+        "requests": {"cpu": "500m", "memory": "768Mi"},
+        "limits": {"cpu": "500m", "memory": "768Mi"},
     }
     own = with_gate(given, GateSpec(requests=(("cpu", "2"),), limits=(("cpu", "2"), ("memory", "1Gi"))))
     assert own["resources"]["requests"] == own["resources"]["limits"] == {"cpu": "2", "memory": "1Gi"}
@@ -132,12 +132,26 @@ def test_a_guaranteed_pod_stays_guaranteed() -> None:
     "resources",
     [
         {"limits": {"memory": "32Gi"}},
-        {"limits": {"cpu": "8", "memory": "32Gi"}, "requests": {"cpu": "4", "memory": "32Gi"}},
         {"requests": {"cpu": "8", "memory": "32Gi"}},
     ],
 )
 def test_other_pods_need_no_limits(resources: dict[str, Any]) -> None:
-    assert with_gate(pod(container(resources=resources)))["resources"]["limits"] == {"memory": "512Mi"}
+    assert with_gate(pod(container(resources=resources)))["resources"]["limits"] == {"memory": "768Mi"}
+
+
+def test_where_all_limit_their_cpu_the_gate_does_too() -> None:
+    """A quota may demand it; without it the pod would not be created any more."""
+    limited = {"limits": {"cpu": "8", "memory": "32Gi"}, "requests": {"cpu": "4", "memory": "32Gi"}}
+    gate = with_gate(pod(container(resources=limited)))
+    assert gate["resources"]["limits"] == {"cpu": "1", "memory": "768Mi"}
+    assert gate["resources"]["requests"] == {"cpu": "100m", "memory": "96Mi"}
+    other = {"name": "other", "image": "x"}
+    assert "cpu" not in with_gate(pod(container(resources=limited), other))["resources"]["limits"]
+
+
+def test_a_pod_that_states_resources_as_a_whole_has_no_room_for_more() -> None:
+    whole = {"requests": {"cpu": "4"}, "limits": {"cpu": "8"}}
+    assert with_gate(pod(resources=whole))["resources"] == {}
 
 
 # Ports that need a privilege.

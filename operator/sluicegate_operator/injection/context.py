@@ -11,8 +11,8 @@ GATE_USER: Final = 65532
 DEFAULT_REQUESTS: Final = (("cpu", "100m"), ("memory", "96Mi"))
 """An idle gate takes 35 MB; one core carries some 15,000 requests a second."""
 
-DEFAULT_LIMITS: Final = (("memory", "512Mi"),)
-"""No limit on CPU: a throttled gate delays every token. The memory is for bodies held while requests wait."""
+DEFAULT_LIMITS: Final = (("memory", "768Mi"),)
+"""No limit on CPU: a throttled gate delays every token. Of bodies a gate holds at most 512 MiB while requests wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,6 +78,12 @@ def _texts(value: object) -> Iterator[str]:
         yield str(value)
 
 
+def all_limit(pod: Json, resource: str) -> bool:
+    """Whether every container limits the resource."""
+    every = containers(pod) + init_containers(pod)
+    return all(resource in ((one.get("resources") or {}).get("limits") or {}) for one in every)
+
+
 def is_guaranteed(pod: Json) -> bool:
     """Whether its quality of service is Guaranteed: CPU and memory limited, and requested in full, everywhere."""
     for container in containers(pod) + init_containers(pod):

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from sluicegate_core.policy import Policy
 from sluicegate_operator.injection.context import InjectionContext
-from sluicegate_operator.injection.pods import Json, has_istio, is_guaranteed
+from sluicegate_operator.injection.pods import Json, all_limit, has_istio, is_guaranteed
 from sluicegate_operator.injection.takeover import Plan
 from sluicegate_operator.names import (
     ADMIN_PORT,
@@ -46,7 +46,9 @@ MAX_GRACE_S: Final = 86_400
 #: Of a gate in a pod that is Guaranteed, where nobody states a limit. Half a core carries thousands of requests a
 #: second; less would be throttled in bursts, and delay tokens.
 GUARANTEED_CPU: Final = "500m"
-GUARANTEED_MEMORY: Final = "512Mi"
+GUARANTEED_MEMORY: Final = "768Mi"
+#: Of a gate whose neighbours all limit theirs: a gate is one process, and cannot use more than a core.
+LIMITED_CPU: Final = "1"
 #: Below this a process without privileges may not listen, where the runtime does not say otherwise.
 FIRST_UNPRIVILEGED_PORT: Final = 1024
 UNPRIVILEGED_SYSCTL: Final = "net.ipv4.ip_unprivileged_port_start"
@@ -162,12 +164,20 @@ def _security_context(context: InjectionContext) -> dict[str, Any]:
 
 
 def _resources(pod: Json, policy: Policy, context: InjectionContext) -> dict[str, Any]:
-    """The policy's, over the installation's. A pod that is Guaranteed stays so: the gate requests its limits."""
+    """The policy's, over the installation's, as far as the pod has room for them.
+
+    A pod that is Guaranteed stays so: the gate requests its limits. Where all others limit their CPU, a quota may
+    demand it of everyone. A pod that states resources as a whole has no room for more: the gate shares in them.
+    """
+    if pod.get("spec", {}).get("resources"):
+        return {}
     requests = dict(context.requests) | dict(policy.gate.requests)
     limits = dict(context.limits) | dict(policy.gate.limits)
     if is_guaranteed(pod):
         limits = {"cpu": GUARANTEED_CPU, "memory": requests.get("memory", GUARANTEED_MEMORY)} | limits
         requests = dict(limits)
+    elif all_limit(pod, "cpu"):
+        limits = {"cpu": LIMITED_CPU} | limits
     return {**({"requests": requests} if requests else {}), **({"limits": limits} if limits else {})}
 
 
