@@ -8,7 +8,9 @@ import pytest
 from tests.manifests.building import container, engine_of, gate_of, gated, pod, refusal, script
 from tests.manifests.simulation import GATE, simulate
 
+from sluicegate_operator.injection.choice import RefusedError, read_engine
 from sluicegate_operator.injection.images import find_image
+from sluicegate_operator.injection.takeover import check_moved
 
 LLAMA = "ghcr.io/ggml-org/llama.cpp:server-cuda"
 TGI = "ghcr.io/huggingface/text-generation-inference:3.0"
@@ -194,6 +196,26 @@ def test_an_engine_on_loopback_stays_there() -> None:
     assert "--listen=127.0.0.1:8000" in gate_of(result)["args"]
     after = simulate(result.pod)
     assert (after.reaches(8000), after.reaches(8000, inside=True)) == ("nobody", GATE)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"args": ["--host=127.0.0.1", "--port=8000"]},
+        {"args": ["--host=0.0.0.0", "--port=27000"]},
+        {"args": ["--host=127.0.0.1", "--port=$(P)"], "env": [from_field("P")]},
+        {"command": ["sleep"]},
+    ],
+)
+def test_what_is_not_read_back_is_not_done(fields: dict[str, Any]) -> None:
+    """Whatever went wrong in the writing, the pod stays as it was."""
+    before, now = read_engine(0, container()), read_engine(0, container(**fields))
+    with pytest.raises(RefusedError, match="cannot be changed with certainty"):
+        check_moved(now, before, 27000, hides=True)
+    check_moved(
+        read_engine(0, container(args=["--host=127.0.0.1", "--port=27000"])), before, 27000, hides=True
+    )
+    check_moved(read_engine(0, container(args=["--port=27000"])), before, 27000, hides=False)
 
 
 # Which container.

@@ -18,12 +18,15 @@ from sluicegate_operator.injection.start import Place
 class Edit:
     """Put words in the place of what stands there, or in between where the place is empty.
 
-    `in_shell`: the words are quoted for the shell that reads them; else they are elements of a list.
+    Attributes:
+        in_shell: the words are quoted for the shell that reads them; else they are elements of a list.
+        in_front: in between, they go in front of what comes next; else behind what came before.
     """
 
     place: Place
     words: tuple[str, ...]
     in_shell: bool
+    in_front: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +76,7 @@ def _edit(container: dict[str, Any], edit: Edit) -> None:
     text = words[place.index]
     put = " ".join(shlex.quote(word) for word in edit.words)
     if place.start == place.end:
-        # At the end of a command, or in front of it.
-        at_end = place.start > 0 and not text[place.start - 1 : place.start].isspace()
-        put = f" {put}" if at_end and not edit.words[0].partition("=")[0].isidentifier() else f"{put} "
+        put = f"{put} " if edit.in_front else f" {put}"
     words[place.index] = text[: place.start] + put + text[place.end :]
 
 

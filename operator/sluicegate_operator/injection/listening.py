@@ -153,7 +153,7 @@ def _set_variable(one: Invocation, name: str, value: str) -> tuple[list[Change],
     if name not in one.set_here:
         return [SetVariable(name, value)], None
     if one.before is not None:
-        return [Edit(one.before, (f"{name}={value}",), True)], None
+        return [Edit(one.before, (f"{name}={value}",), True, in_front=True)], None
     return [], f"{name} is set in a place that cannot be changed"
 
 

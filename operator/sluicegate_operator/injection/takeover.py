@@ -105,7 +105,7 @@ def _auto(pod: Json, policy: Policy, engine: EngineContainer) -> Plan:
     container = changed_container(engine.container, list(dict.fromkeys(changes)), defaults)
     program = engine.found[0].program
     hides = all(can_hide(one.program, one.words, one.invocation) for one in engine.found)
-    _check_moved(read_engine(engine.index, dict(container)), engine, new, hides=hides)
+    check_moved(read_engine(engine.index, dict(container)), engine, new, hides=hides)
     if not hides:
         warnings += (
             f"{program.name} cannot be moved to loopback here: it can still be reached past the gate on port {new}; "
@@ -172,8 +172,11 @@ def _client_port(policy: Policy, engine: EngineContainer) -> tuple[int, tuple[st
     )
 
 
-def _check_moved(now: EngineContainer, before: EngineContainer, port: int, *, hides: bool) -> None:
-    """The manifest after the change says where the engine listens: it must be where the gate looks for it."""
+def check_moved(now: EngineContainer, before: EngineContainer, port: int, *, hides: bool) -> None:
+    """The manifest after the change says where the engine listens: it must be where the gate looks for it.
+
+    Raises RefusedError.
+    """
     listening = now.listening
     moved = len(now.found) == len(before.found) and listening is not None
     for one in now.found:
