@@ -40,6 +40,12 @@ def engine_image() -> str:
     return _image("SLUICEGATE_TEST_ENGINE_IMAGE")
 
 
+@pytest.fixture(scope="session")
+def operator_image() -> str:
+    """The operator's image, as nodes of the cluster have it."""
+    return _image("SLUICEGATE_TEST_OPERATOR_IMAGE")
+
+
 def _image(variable: str) -> str:
     name = os.environ.get(variable)
     if name:
