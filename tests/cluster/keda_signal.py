@@ -13,10 +13,12 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
 
 from sluicegate_operator.names import ADMIN_PORT
 from sluicegate_operator.scaling import (
     Board,
+    BoardCollector,
     Bounds,
     GateReport,
     PolicyKey,
@@ -76,7 +78,15 @@ async def main(namespace: str, selector: str, policy: str) -> None:
     board.listed = True
     key = PolicyKey(namespace, policy)
     board.watch(key)
-    runner = web.AppRunner(scaling_app(board))
+    registry = CollectorRegistry()
+    registry.register(BoardCollector(board))
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(registry), content_type="text/plain")
+
+    app = scaling_app(board)
+    app.router.add_get("/metrics", metrics)
+    runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "0.0.0.0", PORT).start()
     await poll(key, selector, board, asyncio.Event())

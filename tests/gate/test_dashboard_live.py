@@ -7,25 +7,20 @@ board, fed by polls of the gate, on a port of the test's process.
 from __future__ import annotations
 
 import asyncio
-import math
-import shutil
-import socket
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import aiohttp
 import pytest
-import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from prometheus_client import CollectorRegistry, generate_latest
 from tests.gate.gate_process import Both, ask, body_of, engine_and_gate, until
+from tests.prometheus_server import Panels, Prometheus
 
-from sluicegate_operator.observability.panels import ROWS, Panel, Query
+from sluicegate_operator.observability.panels import ROWS, Query
 from sluicegate_operator.scaling import (
     Board,
     BoardCollector,
@@ -53,9 +48,7 @@ classify:
 """
 KEY = PolicyKey("serving", "llama")
 LABELS = {"namespace": KEY.namespace, "policy": KEY.name}
-MATCHERS = f'namespace="{KEY.namespace}", policy="{KEY.name}"'
 CLIENTS = 24
-WINDOW = "15s"
 
 
 @pytest.fixture(scope="module")
@@ -103,75 +96,6 @@ def operator(board: Board) -> web.Application:
     return app
 
 
-class Prometheus:
-    """A real one on a port of its own."""
-
-    def __init__(self, folder: Path, gate_port: int, operator_port: int) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        targets = {
-            "gates": (gate_port, {**LABELS, "pod": "llama-0"}, False),
-            "operator": (operator_port, {}, True),
-        }
-        config = {
-            "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
-            "scrape_configs": [
-                {
-                    "job_name": job,
-                    "honor_labels": honor,
-                    "static_configs": [{"targets": [f"127.0.0.1:{port}"], "labels": labels}],
-                }
-                for job, (port, labels, honor) in targets.items()
-            ],
-        }
-        self._config = folder / "prometheus.yaml"
-        self._config.write_text(yaml.safe_dump(config))
-        self._log = folder / "prometheus.log"
-        self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        program = shutil.which("prometheus")
-        assert program, "prometheus is needed: scripts/system-packages prometheus"
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [
-                    program,
-                    f"--config.file={self._config}",
-                    f"--storage.tsdb.path={self._folder / 'data'}",
-                    f"--web.listen-address=127.0.0.1:{self.port}",
-                ],
-                stdout=log,
-                stderr=log,
-            )
-
-    def end(self) -> None:
-        assert self._process is not None
-        self._process.terminate()
-        self._process.wait(30)
-
-    async def ready(self, session: aiohttp.ClientSession) -> None:
-        async def answers() -> bool:
-            assert self._process is not None
-            assert self._process.poll() is None, self._log.read_text()
-            try:
-                async with session.get(f"http://127.0.0.1:{self.port}/-/ready") as response:
-                    return response.status == 200
-            except aiohttp.ClientConnectionError:
-                return False
-
-        await until(answers, self._log.read_text)
-
-    async def ask(self, session: aiohttp.ClientSession, query: str) -> list[dict[str, Any]]:
-        url = f"http://127.0.0.1:{self.port}/api/v1/query"
-        async with session.get(url, params={"query": query}) as response:
-            document = await response.json()
-        assert document["status"] == "success", (query, document)
-        result: list[dict[str, Any]] = document["data"]["result"]
-        return result
-
-
 @asynccontextmanager
 async def under_load(both: Both, board: Board) -> AsyncIterator[None]:
     """Clients and the operator's polls, for as long as the block lasts."""
@@ -186,45 +110,29 @@ async def under_load(both: Both, board: Board) -> AsyncIterator[None]:
         await asyncio.gather(*tasks)
 
 
-def says_something(series: list[dict[str, Any]]) -> bool:
-    """At least one of them is a number: 0 divided by 0 is none."""
-    return any(math.isfinite(float(one["value"][1])) for one in series)
-
-
 async def test_no_panel_is_empty(both: Both, tmp_path: Path) -> None:
     board = Board(monotonic)
-    queries: dict[tuple[str, str, int], Query] = {
-        (row.title, panel.title, number): query
-        for row in ROWS
-        for panel in row.panels
-        for number, query in enumerate(panel.queries)
-    }
+    panels = Panels(f'namespace="{KEY.namespace}", policy="{KEY.name}"', "15s")
     async with TestServer(operator(board)) as server, aiohttp.ClientSession() as session:
-        assert server.port is not None
-        prometheus = Prometheus(tmp_path, both.gate.admin_port, server.port)
+        prometheus = Prometheus(
+            tmp_path,
+            [
+                {
+                    "job_name": "gates",
+                    "static_configs": [target(both.gate.admin_port, **LABELS, pod="llama-0")],
+                },
+                {"job_name": "operator", "honor_labels": True, "static_configs": [target(server.port)]},
+            ],
+        )
         prometheus.start()
         try:
-            await prometheus.ready(session)
+            await until(lambda: prometheus.is_ready(session), lambda: prometheus.log)
             async with under_load(both, board):
-                empty = dict(queries)
-
-                async def all_say_something() -> bool:
-                    for key, query in list(empty.items()):
-                        if says_something(await prometheus.ask(session, query.rendered(MATCHERS, WINDOW))):
-                            del empty[key]
-                    return not empty
-
-                for _ in range(4):  # each waits for a while
-                    with suppress(AssertionError):
-                        await until(all_say_something)
-                        break
-                assert not empty, [(*key, query.rendered(MATCHERS, WINDOW)) for key, query in empty.items()]
+                await panels.until_none_is_empty(prometheus, session)
                 # What the load must have caused shows as more than 0.
-                for panel in (_panel("Refused"), _panel("Refused, by reason"), _panel("Pressed")):
-                    expr = panel.queries[0].rendered(MATCHERS, WINDOW)
-                    assert any(float(one["value"][1]) > 0 for one in await prometheus.ask(session, expr)), (
-                        expr
-                    )
+                for query in (panel("Refused"), panel("Refused, by reason"), panel("Pressed")):
+                    values = await prometheus.ask(session, panels.rendered(query))
+                    assert max(values) > 0, query
                 answer, _ = board.read(KEY) or (None, None)
                 assert isinstance(answer, Demand)
                 assert answer.replicas > 1.0, answer
@@ -232,5 +140,11 @@ async def test_no_panel_is_empty(both: Both, tmp_path: Path) -> None:
             await asyncio.to_thread(prometheus.end)
 
 
-def _panel(title: str) -> Panel:
-    return next(panel for row in ROWS for panel in row.panels if panel.title == title)
+def target(port: int | None, **labels: str) -> dict[str, object]:
+    """As in `static_configs`."""
+    return {"targets": [f"127.0.0.1:{port}"], "labels": labels}
+
+
+def panel(title: str) -> Query:
+    """The first query of a panel."""
+    return next(panel.queries[0] for row in ROWS for panel in row.panels if panel.title == title)
