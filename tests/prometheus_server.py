@@ -114,7 +114,7 @@ class Panels:
         """Look again after each scrape; AssertionError with those left after `PATIENCE_S`."""
         loop, never = asyncio.get_running_loop(), asyncio.Event()
         give_up_at_s = loop.time() + PATIENCE_S
-        while not await self.look(prometheus, session):
+        while not (await prometheus.is_ready(session) and await self.look(prometheus, session)):
             assert loop.time() < give_up_at_s, f"empty:\n{self}"
             with suppress(TimeoutError):
                 await asyncio.wait_for(never.wait(), SCRAPE_EVERY_S)

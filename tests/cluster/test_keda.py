@@ -2,7 +2,8 @@
 
 One pod of llama.cpp with its gate, a quarter of a core each: what it can do is measured first, by clients that ask
 without a pause. Then requests come at twice that rate, whatever becomes of them: that needs 2 / 0.8 replicas, which
-is three. Afterwards one ready pod without a gate makes the demand unknown, and the replicas stay.
+is three. Meanwhile a real Prometheus scrapes the gates, and no panel of the dashboard is empty. Afterwards one ready
+pod without a gate makes the demand unknown, and the replicas stay.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
+import aiohttp
 import httpx2 as httpx
 import openai
 import pytest
 from lightkube.config.client_adapter import AsyncClient, ConnectionParams
 from tests.cluster.engines import RESTRICTED_CONTAINER, RESTRICTED_POD, Json, Site, site, until
+from tests.prometheus_server import Panels, Prometheus
 
 from sluicegate_core.policy import Autoscaling
 from sluicegate_operator.kube.client import load_config
-from sluicegate_operator.names import ADMIN_PORT
+from sluicegate_operator.names import ADMIN_PORT, GATED_LABEL, POLICY_ANNOTATION
 from sluicegate_operator.scaling import GateReport, ScaledObjectSpec, ScaleTarget, parse_report, scaled_object
 from sluicegate_operator.scaling.ledger import FOR_WANT_OF_ROOM
 from sluicegate_operator.scaling.scaled_object import FAILURES_BEFORE_FALLBACK
@@ -189,6 +192,30 @@ async def hpa_active(here: Site) -> bool | None:
     return True if active else None
 
 
+def scrapes(here: Site, pods: list[Json], signal: str) -> list[Json]:
+    """The gates, labelled as the chart's PodMonitor does, and who serves the demand.
+
+    By address: Debian's Prometheus has no service discovery of Kubernetes.
+    """
+    gates = [
+        {
+            "targets": [f"{pod['status']['podIP']}:{ADMIN_PORT}"],
+            "labels": {
+                "namespace": here.name,
+                "pod": pod["metadata"]["name"],
+                "policy": pod["metadata"]["annotations"][POLICY_ANNOTATION],
+            },
+        }
+        for pod in pods
+        if pod["metadata"]["labels"][GATED_LABEL] == "true"
+    ]
+    operator = [{"targets": [f"{signal}:8082"]}]
+    return [
+        {"job_name": "gates", "static_configs": gates},
+        {"job_name": "operator", "honor_labels": True, "static_configs": operator},
+    ]
+
+
 # Load.
 
 
@@ -261,57 +288,68 @@ async def capacity(here: Site) -> float | None:
     return None
 
 
-async def test_load_rises_replicas_come_and_refusals_end(here: Site, operator_image: str) -> None:
+async def prepared(here: Site, operator_image: str) -> tuple[str, float]:
+    """One replica, the signal, and KEDA; the Service's URL, and how many requests a second one replica does."""
     template = here.inject(here.pod(resources=QUARTER), classes=CLASSES).pod
     policy = {"data": {"policy.yaml": json.dumps({"classes": CLASSES})}}
     await here.patch("configmaps", "sluicegate-policy-llama", policy)
     url = await here.deploy(template, 1)
     await start_signal(here, operator_image)
-
-    # What one replica can do, before anything may scale it.
+    # Before anything may scale it.
     load = Requests(url)
     work_per_s = await beside(
         lambda stop: load.without_a_pause(8, stop), until(lambda: capacity(here), "measured")
     )
     (report,) = await reports(here)
     (counted,) = report.classes.values()
-    a_second = OVERLOAD * work_per_s / (counted.work_served / counted.served)
-
     await apply_scaled_object(here)
     await until(lambda: hpa_active(here), "KEDA's HPA is active")
+    return url, work_per_s / (counted.work_served / counted.served)
 
-    # Twice as much: some are refused, until there are three.
+
+async def no_panel_is_empty(here: Site, folder: Path) -> None:
+    """A Prometheus beside it, until every panel of the dashboard has something to say."""
+    signal = (await here.get("services", "signal"))["spec"]["clusterIP"]
+    panels = Panels(f'namespace="{here.name}", policy="{POLICY}"', "15s")
+    prometheus = Prometheus(folder, scrapes(here, await here.pods(), signal))
+    prometheus.start()
+    try:
+        async with aiohttp.ClientSession() as session:
+            await panels.until_none_is_empty(prometheus, session)
+    finally:
+        await asyncio.to_thread(prometheus.end)
+
+
+async def test_load_rises_replicas_come_and_refusals_end(
+    here: Site, operator_image: str, tmp_path: Path
+) -> None:
+    url, of_one_replica = await prepared(here, operator_image)
     refused_before = await turned_away(here)
-    surge = Requests(url)
-    stop = asyncio.Event()
-    going_on = asyncio.ensure_future(surge.at_rate(a_second, stop))
+    surge, stop = Requests(url), asyncio.Event()
     began = monotonic()
+    took: dict[str, float] = {}
+
+    async def enough() -> bool | None:
+        wanted, ready = await replicas(here)
+        return True if wanted == ready >= NEEDED else None
+
+    going_on = asyncio.ensure_future(surge.at_rate(OVERLOAD * of_one_replica, stop))
     try:
         await until(lambda: more_than(here, refused_before), "requests are refused")
-        refused_after_s = monotonic() - began
-
-        async def enough() -> bool | None:
-            wanted, ready = await replicas(here)
-            return True if wanted == ready >= NEEDED else None
-
+        took["refused"] = monotonic() - began
         await until(enough, "three replicas are ready")
-        scaled_after_s = monotonic() - began
-        count, until_s = await refusals_end(here)
-        refusals_ended_after_s = until_s - began
+        took["ready"] = monotonic() - began
+        await no_panel_is_empty(here, tmp_path)
+        took["refusals ended"] = await refusals_end(here) - began
     finally:
         stop.set()
         await going_on
     wanted, _ = await replicas(here)
     status, said = await demand(here)
-    print(
-        f"capacity {work_per_s:.0f}/s, {a_second:.1f} requests/s; refused after {refused_after_s:.1f} s, {wanted} "
-        f"ready after {scaled_after_s:.1f} s, refusals ended after {refusals_ended_after_s:.1f} s ({count}); "
-        f"{dict(surge.ends)}; {status} {said}"
-    )
+    print({key: f"{seconds:.1f} s" for key, seconds in took.items()}, dict(surge.ends), said)
     assert NEEDED <= wanted <= NEEDED + 1, said
     assert status == 200
     assert surge.ends["served"] > 0
-
     await the_replicas_stay_while_nothing_is_known(here, wanted)
 
 
@@ -319,8 +357,8 @@ async def more_than(here: Site, count: int) -> bool | None:
     return True if await turned_away(here) > count else None
 
 
-async def refusals_end(here: Site) -> tuple[int, float]:
-    """The count of refusals that stays the same for 20 s of load, and since when."""
+async def refusals_end(here: Site) -> float:
+    """Since when, on the monotonic clock, nobody was turned away, once that has been so for 20 s of load."""
     count, since = -1, 0.0
 
     async def steady() -> bool | None:
@@ -331,7 +369,7 @@ async def refusals_end(here: Site) -> tuple[int, float]:
         return True if monotonic() - since > 20.0 else None
 
     await until(steady, "refusals end")
-    return count, since
+    return since
 
 
 async def the_replicas_stay_while_nothing_is_known(here: Site, wanted: int) -> None:

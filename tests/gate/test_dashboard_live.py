@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from prometheus_client import CollectorRegistry, generate_latest
-from tests.gate.gate_process import Both, ask, body_of, engine_and_gate, until
+from tests.gate.gate_process import Both, ask, body_of, engine_and_gate
 from tests.prometheus_server import Panels, Prometheus
 
 from sluicegate_operator.observability.panels import ROWS, Query
@@ -126,7 +126,6 @@ async def test_no_panel_is_empty(both: Both, tmp_path: Path) -> None:
         )
         prometheus.start()
         try:
-            await until(lambda: prometheus.is_ready(session), lambda: prometheus.log)
             async with under_load(both, board):
                 await panels.until_none_is_empty(prometheus, session)
                 # What the load must have caused shows as more than 0.
